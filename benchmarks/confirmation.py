@@ -1,10 +1,11 @@
-"""How often a recommendation is in truth above the target, with and without `confirm`, in simulated studies.
+"""How often a recommendation is in truth above the target, with and without `confirm`, in simulated
+studies.
 
     python benchmarks/confirmation.py [STUDIES]
 
-A study has 25 trials; cheaper ones tend to be less accurate. A run's perplexity spreads about its configuration's true
-one by a deviation drawn from DEVIATIONS, its emissions by 2 %. What is repeated and what is then recommended is decided
-by the code that decides it in a real study.
+A study has 25 trials; cheaper ones tend to be less accurate. A run's perplexity spreads about its
+configuration's true one by a deviation drawn from DEVIATIONS, its emissions by 2 %. What is
+repeated and what is then recommended is decided by the code that decides it in a real study.
 """
 
 import math
@@ -14,12 +15,12 @@ import numpy as np
 
 from carbonopt.analysis.confirmation import plan
 from carbonopt.analysis.recommend import recommend
-from carbonopt.core.config import Confirm
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.study import Intensity, Provenance, StudyData
 from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
-from carbonopt.study.file import parse_study
+from carbonopt.spec.search_settings import Confirm
+from carbonopt.spec.study_data import Intensity, Provenance, StudyData
+from carbonopt.study.study_file import parse_study
 
 TRIALS, TARGET = 25, 10.0
 EMISSIONS_DEVIATION = 0.02
@@ -41,8 +42,12 @@ def empty_study() -> StudyData:
         "launch": {"kind": "replay", "table": "none.jsonl"},
     }
     intensity = Intensity(g_co2e_per_kwh=100, source="simulated")
-    provenance = Provenance(hardware=None, versions={}, intensity=intensity, energy_source={}, study_file="")
-    return StudyData(config=parse_study(raw, "benchmark"), records=(), sessions=(), provenance=provenance)
+    provenance = Provenance(
+        hardware=None, versions={}, intensity=intensity, energy_source={}, study_file=""
+    )
+    return StudyData(
+        config=parse_study(raw, "benchmark"), records=(), sessions=(), provenance=provenance
+    )
 
 
 class Truth:
@@ -64,7 +69,10 @@ class Truth:
             seed=seed,
             repeat_of=None if of == number else of,
             params=TrialParams(
-                global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3 * (1 + of), epochs=1
+                global_batch_size=8,
+                micro_batch_size_per_gpu=8,
+                learning_rate=1e-3 * (1 + of),
+                epochs=1,
             ),
             quality=QualityResult(name=PERPLEXITY.name, value=perplexity),
             emissions_kg_co2e=emissions_kg * math.exp(self._rng.normal(0.0, EMISSIONS_DEVIATION)),
@@ -73,7 +81,8 @@ class Truth:
 
 def main(studies: int) -> None:
     print(
-        "| seeds spread by | winner of single runs above the target | holds after repeats | of these above | repeats |"
+        "| seeds spread by | winner of single runs above the target | holds after repeats | of"
+        " these above | repeats |"
     )
     print("| --- | ---: | ---: | ---: | ---: |")
     empty = empty_study()
@@ -100,7 +109,10 @@ def main(studies: int) -> None:
             if answer.confidence is not None and answer.confidence.confirmed:
                 holds += 1
                 holds_above += truth.log_over_target[answer.trial] > 0
-        print(f"| {name} | {above / met:.1%} | {holds / met:.0%} | {holds_above / holds:.1%} | {repeats / met:.1f} |")
+        print(
+            f"| {name} | {above / met:.1%} | {holds / met:.0%} | {holds_above / holds:.1%} |"
+            f" {repeats / met:.1f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""What each lever gives beside a base configuration, with the same seeds and the same number of steps.
+"""What each lever gives beside a base configuration, with the same seeds and the same number of
+steps.
 
-    python benchmarks/levers.py STUDY.yaml FOLDER [--data FILE] [--seeds 0 1 2] [--rates 0.5 1 2] [--levers NAME ...]
+    python benchmarks/levers.py STUDY.yaml FOLDER [--data FILE] [--seeds 0 1 2] [--rates 0.5 1 2]
+        [--levers NAME ...]
 
-The base is the study's `search.start`, and what its space fixes, with ZeRO 0, which Muon needs. For each lever and seed
-FOLDER gets a study of its own, by the grid, nothing stopped; what is there already is not run again. Each configuration
-is tried at the base's learning rate times each of --rates, and has the row of the rate with the best mean. Prints a
-Markdown table: quality as mean (lowest to highest), time and energy of training as medians.
+The base is the study's `search.start`, and what its space fixes, with ZeRO 0, which Muon needs. For
+each lever and seed FOLDER gets a study of its own, by the grid, nothing stopped; what is there
+already is not run again. Each configuration is tried at the base's learning rate times each of
+--rates, and has the row of the rate with the best mean. Prints a Markdown table: quality as mean
+(lowest to highest), time and energy of training as medians.
 """
 
 import argparse
@@ -38,9 +41,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--data", type=Path, nargs="+", help="text files in the place of the study's data set")
+    parser.add_argument(
+        "--data", type=Path, nargs="+", help="text files in the place of the study's data set"
+    )
     parser.add_argument("--seeds", type=common.at_least(0), nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rates", type=float, nargs="+", default=[1.0], help="factors of the base's learning rate")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[1.0], help="factors of the base's learning rate"
+    )
     parser.add_argument("--levers", choices=LEVERS, nargs="+", default=list(LEVERS))
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -64,16 +71,25 @@ def base_of(raw: Params) -> Params:
     start = raw["search"].get("start") or {}
     base = {**raw["search"]["space"], **start, "zero_stage": 0}
     if free := [name for name, value in base.items() if isinstance(value, dict)]:
-        raise SystemExit(f"the base needs one value of each dimension: fix it, or name it in search.start: {free}")
+        raise SystemExit(
+            "the base needs one value of each dimension: fix it, or name it in search.start:"
+            f" {free}"
+        )
     return base
 
 
 def study_of(raw: Params, base: Params, lever: Params, seed: int) -> Params:
     """A study of all its configurations."""
     space = {
-        name: {"choices": value} if isinstance(value, list) else value for name, value in {**base, **lever}.items()
+        name: {"choices": value} if isinstance(value, list) else value
+        for name, value in {**base, **lever}.items()
     }
-    search = {"space": space, "sampler": "grid", "seed": seed, "pruning": {"target": False, "cap": False}}
+    search = {
+        "space": space,
+        "sampler": "grid",
+        "seed": seed,
+        "pruning": {"target": False, "cap": False},
+    }
     trials = len(base["learning_rate"]) * len(list(configurations(lever)))
     made = {**raw, "search": search, "budget": {"trials": trials}}
     made.pop("confirm", None)
@@ -86,20 +102,34 @@ def configurations(lever: Params) -> Iterator[Params]:
         yield dict(zip(lever, combination, strict=True))
 
 
-def table(records: dict[str, Records], base: Params, rates: list[float], target: Params) -> Iterator[str]:
+def table(
+    records: dict[str, Records], base: Params, rates: list[float], target: Params
+) -> Iterator[str]:
     """Each configuration at its best rate; what failed, by its state, at all of them."""
     (name, bound), *_ = target.items()
     quality = quality_of(name, "minimize")
-    yield f"| | lr | {name} | reached {bound:g} | steps | s | of the base's | J | of the base's | failed |"
+    yield (
+        f"| | lr | {name} | reached {bound:g} | steps | s | of the base's | J | of the base's |"
+        " failed |"
+    )
     yield f"| ---{' | ---:' * 9} |"
     of_base: Records = []
-    rows = [(name, configuration) for name in records for configuration in configurations(LEVERS[name])]
+    rows = [
+        (name, configuration) for name in records for configuration in configurations(LEVERS[name])
+    ]
     for lever, configuration in rows:
-        tried = [record for record in records[lever] if configuration.items() <= record["params"].items()]
-        failed = [
-            f"{record['state']} at {record['params']['learning_rate']:g}" for record in tried if not ended(record)
+        tried = [
+            record for record in records[lever] if configuration.items() <= record["params"].items()
         ]
-        by_rate = [[r for r in tried if r["params"]["learning_rate"] == rate and ended(r)] for rate in rates]
+        failed = [
+            f"{record['state']} at {record['params']['learning_rate']:g}"
+            for record in tried
+            if not ended(record)
+        ]
+        by_rate = [
+            [r for r in tried if r["params"]["learning_rate"] == rate and ended(r)]
+            for rate in rates
+        ]
         most = max(map(len, by_rate))  # a rate with which some seed fails is none
         best = min(
             (runs for runs in by_rate if runs and len(runs) == most),
@@ -125,7 +155,12 @@ def row(runs: Records, of_base: Records, bound: float, rank: Any) -> list[str]:
     reached = sum(rank(value) <= bound for value in values)
     spread = f"{statistics.fmean(values):.4g} ({min(values):.4g} to {max(values):.4g})"
     steps = sorted({str(run["total_steps"]) for run in runs})
-    cells = [f"{runs[0]['params']['learning_rate']:g}", spread, f"{reached} of {len(runs)}", ", ".join(steps)]
+    cells = [
+        f"{runs[0]['params']['learning_rate']:g}",
+        spread,
+        f"{reached} of {len(runs)}",
+        ", ".join(steps),
+    ]
     for measure in (training_s, training_j):
         own, base = (statistics.median(map(measure, each)) for each in (runs, of_base))
         cells += [f"{own:.4g}", f"{own / base:.3f}"]
@@ -137,7 +172,9 @@ def training_s(record: dict[str, Any]) -> float:
 
 
 def training_j(record: dict[str, Any]) -> float:
-    """The GPUs' own, by their counters; where there is none, of CPU and RAM as CodeCarbon models it."""
+    """The GPUs' own, by their counters; where there is none, of CPU and RAM as CodeCarbon models
+    it.
+    """
     energy = record["energy_kwh"]
     kwh = energy["train"] if energy.get("train_gpu") is None else energy["train_gpu"]
     return float(kwh) * J_PER_KWH

@@ -1,4 +1,4 @@
-"""`python -m carbonopt`: the command line."""
+"""The command line, for `python -m carbonopt`."""
 
 from carbonopt.cli.app import main
 

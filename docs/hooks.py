@@ -1,5 +1,7 @@
-"""Puts what the pages link to outside docs/ (reports, studies, CONTRIBUTING) into the site, where docs/ is the root, so
-that one link works in a checkout and on the site."""
+"""Put files that the pages link to outside docs/ (reports, studies, CONTRIBUTING) into the site.
+
+The site's root is docs/; with these files below it one link works in a checkout and on the site.
+"""
 
 import posixpath
 import re
@@ -15,13 +17,17 @@ _FOLDER = re.compile(r"\[([^\]]*)\]\((?!\w+:)[^)#\s]+/\)")  # a site shows no fo
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds every file that a page links to, and what those link to in turn."""
+    """Add every file that a page links to, and the files that those link to in turn."""
     root = Path(config.config_file_path).parent
     pages = [_DOCS + file.src_uri for file in files.documentation_pages()]
     for page in pages:  # which grows meanwhile
         for link in _LINK.findall((root / page).read_text(encoding="utf-8")):
             target = _target(page, link)
-            if target.startswith(_DOCS) or files.get_file_from_path(target) or not (root / target).is_file():
+            if (
+                target.startswith(_DOCS)
+                or files.get_file_from_path(target)
+                or not (root / target).is_file()
+            ):
                 continue
             files.append(File.generated(config, target, abs_src_path=str(root / target)))
             if target.endswith(".md"):
@@ -30,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as they are on the site; those to folders become text."""
+    """Write links as they are on the site; links to folders become text."""
     uri = page.file.src_uri
     inside = (Path(config.docs_dir) / uri).is_file()
     source = _DOCS + uri if inside else uri
@@ -43,5 +49,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _target(page: str, link: str) -> str:
-    """What a link leads to, by its path in the repository."""
+    """Return the path in the repository to which a link leads."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))

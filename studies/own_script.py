@@ -1,4 +1,7 @@
-"""A training script as anybody may have one: digits, a small network, a plain loop. Five lines are carbonopt's."""
+"""A training script as anybody may have one: digits, a small network, a plain loop.
+
+Five of its lines are carbonopt's.
+"""
 
 import argparse
 
@@ -20,7 +23,9 @@ torch.manual_seed(args.seed)
 digits = load_digits()
 images, classes = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
 (train_x, test_x), (train_y, test_y) = images.split([1500, 297]), classes.split([1500, 297])
-model = torch.nn.Sequential(torch.nn.Linear(64, args.hidden), torch.nn.ReLU(), torch.nn.Linear(args.hidden, 10))
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, args.hidden), torch.nn.ReLU(), torch.nn.Linear(args.hidden, 10)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 steps_per_epoch = len(train_x) // args.batch
 

@@ -1,8 +1,11 @@
-"""Writes pairs of answers for reward models, one JSON object a line on standard output: of two answers to a prompt the
-one with the larger share of vowels is chosen, so that what is learnt has a gold reward that anybody can check.
+"""Write pairs of answers for reward models, one JSON object a line on standard output.
 
-python studies/vowel_pairs.py > studies/chat-small/pairs.jsonl                                # Python's documentation
-python studies/vowel_pairs.py studies/data/dialogue.jsonl > studies/data/dialogue-pairs.jsonl  # dialogue.py's speeches
+The answer with the larger share of vowels is the chosen one, so that the model learns a gold reward
+that anybody can check.
+
+python studies/vowel_pairs.py > studies/chat-small/pairs.jsonl                                #
+    Python's documentation python studies/vowel_pairs.py studies/data/dialogue.jsonl >
+    studies/data/dialogue-pairs.jsonl  # dialogue.py's speeches
 """
 
 import json
@@ -16,11 +19,14 @@ from vowels import share_of_vowels
 
 APART = 0.06  # shares of vowels differ by so much at least
 
-draw = random.Random(0)  # noqa: S311, always the same
+draw = random.Random(0)  # noqa: S311 – always the same
 
 
 def beginnings(words_each: int = 8) -> Callable[[], tuple[str, str, str]]:
-    """A prompt and two answers of eight words each, from anywhere in Python's documentation."""
+    """Return a function that draws a prompt and two answers from Python's documentation.
+
+    Each has `words_each` words, from anywhere in it.
+    """
     texts = (text.split() for name in sorted(topics) for text in topics[name].split("\n\n"))
     paragraphs = [words for words in texts if len(words) > words_each]
 
@@ -33,21 +39,32 @@ def beginnings(words_each: int = 8) -> Callable[[], tuple[str, str, str]]:
 
 
 def speeches(path: Path, longest: int = 160) -> Callable[[], tuple[str, str, str]]:
-    """A prompt and two speeches of at most so many characters, none of which need be its own answer."""
+    """Return a function that draws a prompt and two speeches, neither of which need answer it.
+
+    Each has at most `longest` characters.
+    """
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if max(len(row["prompt"]), len(row["response"])) <= longest]
-    return lambda: (draw.choice(rows)["prompt"], draw.choice(rows)["response"], draw.choice(rows)["response"])
+    return lambda: (
+        draw.choice(rows)["prompt"],
+        draw.choice(rows)["response"],
+        draw.choice(rows)["response"],
+    )
 
 
 def pairs(count: int, drawn: Callable[[], tuple[str, str, str]]) -> Iterator[dict[str, str]]:
-    """So many, of answers whose shares of vowels are far enough apart."""
+    """Yield `count` pairs of answers whose shares of vowels are far enough apart."""
     while count:
         prompt, *answers = drawn()
-        (low, fewer), (high, more) = sorted(zip(share_of_vowels([prompt] * 2, answers), answers, strict=True))
+        (low, fewer), (high, more) = sorted(
+            zip(share_of_vowels([prompt] * 2, answers), answers, strict=True)
+        )
         if high - low >= APART:
             yield {"prompt": prompt, "chosen": more, "rejected": fewer}
             count -= 1
 
 
-for pair in pairs(4000, speeches(Path(sys.argv[1]))) if len(sys.argv) > 1 else pairs(600, beginnings()):
+for pair in (
+    pairs(4000, speeches(Path(sys.argv[1]))) if len(sys.argv) > 1 else pairs(600, beginnings())
+):
     print(json.dumps(pair))

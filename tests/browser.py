@@ -44,9 +44,16 @@ class Tab:
 
     def open(self, path: Path, width: int = 1200, height: int = 900, scheme: str = "light") -> None:
         self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
         )
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         self.events.clear()
         self.send("Page.navigate", url=path.as_uri())
         end = time.monotonic() + WAIT_S
@@ -55,17 +62,32 @@ class Tab:
 
     def run(self, script: str) -> Any:
         """The value of an expression; a promise is awaited."""
-        answer = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.send(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def press(self, key: str) -> None:
         """One of the keys that have a name, such as ArrowRight, Tab, Enter."""
-        codes = {"Tab": 9, "Enter": 13, "Space": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
+        codes = {
+            "Tab": 9,
+            "Enter": 13,
+            "Space": 32,
+            "End": 35,
+            "Home": 36,
+            "ArrowLeft": 37,
+            "ArrowRight": 39,
+        }
         text = {"Enter": "\r"}.get(key, "")
         for kind in ("keyDown", "keyUp"):
             self.send(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], text=text
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=codes[key],
+                text=text,
             )
 
     def wait_for(self, script: str) -> Any:
@@ -98,19 +120,35 @@ class Tab:
     def requests(self) -> list[str]:
         """Addresses of all requests."""
         return [
-            event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event["method"] == "Network.requestWillBeSent"
         ]
 
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Tab]:
-    """A new Chromium with an empty profile in that folder, and its one tab; skips the test where there is none."""
+    """A new Chromium with an empty profile in that folder, and its one tab; skips the test where
+    there is none.
+    """
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
     # No sandbox: continuous integration runs as root in a container, where Chromium has none.
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+    options = (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+    )
     with subprocess.Popen(
-        [CHROMIUM, *options, "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"],
+        [
+            CHROMIUM,
+            *options,
+            "--remote-debugging-port=0",
+            f"--user-data-dir={profile}",
+            "about:blank",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:

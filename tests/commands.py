@@ -1,4 +1,6 @@
-"""The `carbonopt` command for tests: as a process, or within this one, which spares the seconds of its imports."""
+"""The `carbonopt` command for tests: as a process, or within this one, which spares the seconds of
+its imports.
+"""
 
 import io
 import os
@@ -33,8 +35,9 @@ def carbonopt(
 
 
 def compiler_with_cache(folder: Path) -> str:
-    """A C++ compiler that takes what DeepSpeed has compiled for this user already, which takes most of a minute of CPU
-    time; its path in this folder."""
+    """A C++ compiler that takes what DeepSpeed has compiled for this user already, which takes most
+    of a minute of CPU time; its path in this folder.
+    """
     compiler, name = folder / "c++", "deepspeed_shm_comm.so"
     compiler.write_text(
         """#!/bin/sh
@@ -56,17 +59,25 @@ exec cp "$kept" "$made"
 
 
 def within(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in this process: its own `main` with these arguments, so the same output, warnings and exit code.
+    """The command in this process: its own `main` with these arguments, so the same output,
+    warnings and exit code.
 
-    For tests of what a command says and does; those of a process (signals, its end, its streams) start one.
+    For tests of what a command says and does; those of a process (signals, its end, its streams)
+    start one.
     """
     command = ["carbonopt", *map(str, arguments)]
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    streams = [
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    ]
     with pytest.MonkeyPatch.context() as patch, _as_they_were(), _shown_on(streams[1]):
         patch.setattr(sys, "argv", command)
         for name, value in environment.items():
             patch.setenv(name, value)
-        with redirect_stdout(streams[0]), redirect_stderr(streams[1]), pytest.raises(SystemExit) as ended:
+        with (
+            redirect_stdout(streams[0]),
+            redirect_stderr(streams[1]),
+            pytest.raises(SystemExit) as ended,
+        ):
             main()
     said, errors = (stream.buffer.getvalue().decode() for stream in streams)  # type: ignore[attr-defined]
     return subprocess.CompletedProcess(command, ended.value.code or 0, said, errors)
@@ -87,12 +98,19 @@ def _as_they_were() -> Iterator[None]:
 def _shown_on(stream: TextIO) -> Iterator[None]:
     """Warnings that Python shows by itself, where pytest would collect them."""
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object
+    ) -> None:
         stream.write(warnings.formatwarning(message, category, filename, lineno))
 
     with warnings.catch_warnings():
         warnings.resetwarnings()
-        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        for category in (
+            DeprecationWarning,
+            PendingDeprecationWarning,
+            ImportWarning,
+            ResourceWarning,
+        ):
             warnings.simplefilter("ignore", category)
         warnings.showwarning = show  # type: ignore[assignment]
         yield

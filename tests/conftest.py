@@ -18,36 +18,41 @@ import yaml
 from commands import carbonopt, free_port
 from matplotlib.backends import _backend_pdf_ps as fonts
 from replays import study_over, write_table
-from ssh_hosts import ssh_hosts  # noqa: F401, a fixture
+from ssh_hosts import ssh_hosts  # noqa: F401 – a fixture
 
 from carbonopt.engines.process.environment import programs_path
 
 ROOT = Path(__file__).parent.parent
 
-# Tests run beside each other: no trial shall take its first half second to find that out, nor have a thread for each
-# core, which takes 1.15 times the CPU time.
+# Tests run beside each other: no trial shall take its first half second to find that out, nor have
+# a thread for each core, which takes 1.15 times the CPU time.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Tests that load DeepSpeed's operators here find the ninja that trials find: with another all are compiled anew.
+# Tests that load DeepSpeed's operators here find the ninja that trials find: with another all are
+# compiled anew.
 os.environ["PATH"] = programs_path()
 # No example fails for the time it took beside other tests.
 hypothesis.settings.register_profile("beside_others", deadline=None)
 hypothesis.settings.load_profile("beside_others")
-# A shell that starts pytest in the background has it ignore Ctrl-C, nohup has it ignore the end of its terminal, and so
-# would all that the tests start.
+# A shell that starts pytest in the background has it ignore Ctrl-C, nohup has it ignore the end of
+# its terminal, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, those with most of them before all: a long file that began last would run alone."""
+    """Files with slow tests first, those with most of them before all: a long file that began last
+    would run alone.
+    """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cut_fonts() -> Iterator[None]:
-    """Half of a figure's time is cutting a font to its characters, which many figures of the tests share."""
+    """Half of a figure's time is cutting a font to its characters, which many figures of the tests
+    share.
+    """
     made, own = {}, fonts.get_glyphs_subset
 
     @contextmanager
@@ -63,6 +68,22 @@ def cut_fonts() -> Iterator[None]:
 
 
 @pytest.fixture
+def study_of_seconds(tiny_study: dict) -> dict:
+    """Trials of some seconds each, none of which is stopped."""
+    space = {
+        "global_batch_size": {"choices": [8, 16]},
+        "learning_rate": {"choices": [1e-3, 2e-3]},
+        "epochs": 2,
+    }
+    tiny_study["search"] = {
+        "sampler": "random",
+        "pruning": {"target": False, "cap": False},
+        "space": space,
+    }
+    return tiny_study
+
+
+@pytest.fixture
 def table(tmp_path: Path) -> Path:
     return write_table(tmp_path)
 
@@ -74,7 +95,9 @@ def replay_study(table: Path) -> dict:
 
 @pytest.fixture(scope="session")
 def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that has run all trials of its budget, study.yaml beside it. Nobody writes into it."""
+    """The folder of a study that has run all trials of its budget, study.yaml beside it. Nobody
+    writes into it.
+    """
     root = tmp_path_factory.mktemp("finished")
     study = study_over(write_table(root))
     study["search"]["sampler"] = "random"
@@ -98,7 +121,13 @@ def tiny_study() -> dict:
         "name": "tiny",
         "workload": {
             "model": {
-                "from_config": {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64}
+                "from_config": {
+                    "model_type": "gpt2",
+                    "n_layer": 1,
+                    "n_head": 2,
+                    "n_embd": 16,
+                    "n_positions": 64,
+                }
             },
             "tokenizer": {"kind": "byte"},
             "dataset": {"builtin": "python-docs"},
@@ -143,12 +172,29 @@ def postgresql_server():
     password.chmod(0o644)
 
     def as_postgres(*command: object) -> None:
-        subprocess.run(["runuser", "-u", "postgres", "--", *map(str, command)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["runuser", "-u", "postgres", "--", *map(str, command)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     try:
-        as_postgres(binaries / "initdb", "-D", data, "-A", "scram-sha-256", "-U", "me", f"--pwfile={password}")
-        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -c fsync=off"
-        as_postgres(binaries / "pg_ctl", "-D", data, "-o", options, "-l", f"{data}.log", "-w", "start")
+        as_postgres(
+            binaries / "initdb",
+            "-D",
+            data,
+            "-A",
+            "scram-sha-256",
+            "-U",
+            "me",
+            f"--pwfile={password}",
+        )
+        options = (
+            f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -c fsync=off"
+        )
+        as_postgres(
+            binaries / "pg_ctl", "-D", data, "-o", options, "-l", f"{data}.log", "-w", "start"
+        )
         try:
             yield f"postgresql://me:s3cret@127.0.0.1:{port}"
         finally:

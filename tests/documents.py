@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from carbonopt.core.study import StudyData
 from carbonopt.report.assemble import top, whole
-from carbonopt.report.build import write_report
 from carbonopt.report.document import Caveat, Section, Table
 from carbonopt.report.render import markdown
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.writing import write_report
+from carbonopt.spec.study_data import StudyData
 
 
 def caveats_of(data: StudyData, target: float | None = None) -> dict[str, Caveat]:
@@ -24,7 +24,9 @@ def numbers_of(data: StudyData, key: str, target: float | None = None) -> dict[s
 
 
 def document_of(data: StudyData) -> dict[str, Any]:
-    """The document as report.json has it, without the seconds that the figures of a whole report take."""
+    """The document as report.json has it, without the seconds that the figures of a whole report
+    take.
+    """
     document: dict[str, Any] = json.loads(to_json(whole(StudyView(data)).as_json()))
     return document
 

@@ -1,7 +1,13 @@
 """What the analyses may find, made by hand: for tests of how it is shown."""
 
 from carbonopt.analysis.batch import AtBatch, BatchEffect, Spanned
-from carbonopt.analysis.comparison import AtEqualQuality, Comparison, DiminishingReturns, Milestone, Saving
+from carbonopt.analysis.comparison import (
+    AtEqualQuality,
+    Comparison,
+    DiminishingReturns,
+    Milestone,
+    Saving,
+)
 from carbonopt.analysis.influence import Effect, Influence, NotKnown, Parameter
 from carbonopt.analysis.repricing import InRegion
 
@@ -64,7 +70,9 @@ def influence(objective: str, unit: float) -> Influence:
 
 
 INFLUENCE = (influence("emissions", 2e-4), influence("perplexity", 4.5))
-UNKNOWN = tuple(NotKnown(objective=objective, trials=3, needed=10) for objective in ("emissions", "perplexity"))
+UNKNOWN = tuple(
+    NotKnown(objective=objective, trials=3, needed=10) for objective in ("emissions", "perplexity")
+)
 
 _POINTS = tuple(
     Milestone(
@@ -73,7 +81,9 @@ _POINTS = tuple(
         energy_kwh=1e-4 * number,
         emissions_kg_co2e=2.53e-5 * number,
         value=4 + 20 / number**2,
-        gained_per_kg_co2e=None if number == 1 else (20 / (number - 1) ** 2 - 20 / number**2) / 2.53e-5,
+        gained_per_kg_co2e=None
+        if number == 1
+        else (20 / (number - 1) ** 2 - 20 / number**2) / 2.53e-5,
     )
     for number in range(1, 9)
 )
@@ -106,7 +116,9 @@ def comparison(trial: int, baseline: int) -> Comparison:
         trial=trial,
         baseline_trial=baseline,
         value_difference=0.004,
-        saving=Saving(fraction=0.431, lowest=0.38, highest=0.47, level=0.95, seeds=3, baseline_seeds=3),
+        saving=Saving(
+            fraction=0.431, lowest=0.38, highest=0.47, level=0.95, seeds=3, baseline_seeds=3
+        ),
         equal_quality=AtEqualQuality(
             baseline_step=300,
             baseline_emissions_kg_co2e=3.1e-4,

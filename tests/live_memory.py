@@ -1,5 +1,7 @@
-"""A rank on the CPU with all its tensors counted, as a module of the fork server. Rank 0 writes the most bytes that
-were there at once from the beginning of the training on into the file that PEAK_FILE names."""
+"""A rank on the CPU with all its tensors counted, as a module of the fork server. Rank 0 writes the
+most bytes that were there at once from the beginning of the training on into the file that
+PEAK_FILE names.
+"""
 
 import gc
 import os
@@ -7,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from carbonopt.train import forked_rank, loop
+from carbonopt.train import forked_rank, training_loop
 from carbonopt.train.forked_rank import unfit
-from carbonopt.train.memory import LiveMemory
+from carbonopt.train.models.memory_probe import LiveMemory
 
 __all__ = ["run", "unfit"]
 
@@ -23,7 +25,7 @@ class RealMemory(LiveMemory):
 
 
 live = RealMemory()
-own_begin = loop.Evaluations.on_train_begin
+own_begin = training_loop.Evaluations.on_train_begin
 
 
 def begin(*arguments, **options):
@@ -32,7 +34,7 @@ def begin(*arguments, **options):
     return own_begin(*arguments, **options)
 
 
-loop.Evaluations.on_train_begin = begin
+training_loop.Evaluations.on_train_begin = begin
 
 
 def run() -> int:

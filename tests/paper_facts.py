@@ -40,12 +40,18 @@ def learned(objective: str, unit: float) -> Influence:
     """Of five parameters; `unit` is what an outcome is about."""
 
     def effect(value: int | float | str | bool, expected: float) -> Effect:
-        return Effect(value=value, trials=4, expected=expected, lowest=expected * 0.9, highest=expected * 1.15)
+        return Effect(
+            value=value, trials=4, expected=expected, lowest=expected * 0.9, highest=expected * 1.15
+        )
 
     def parameter(name: str, importance: float, *effects: Effect) -> Parameter:
         low, high = importance * 0.7, min(1.0, importance * 1.4)
         return Parameter(
-            name=name, importance=importance, importance_lowest=low, importance_highest=high, effects=effects
+            name=name,
+            importance=importance,
+            importance_lowest=low,
+            importance_highest=high,
+            effects=effects,
         )
 
     rates = [10 ** (-4 + k / 4) for k in range(9)]
@@ -56,17 +62,32 @@ def learned(objective: str, unit: float) -> Influence:
         resamples=100,
         explained=0.83,
         parameters=(
-            parameter("global_batch_size", 0.52, *(effect(size, unit * (2 - size / 256)) for size in (16, 64, 256))),
-            parameter("learning_rate", 0.3, *(effect(rate, unit * (1 + rate * 80)) for rate in rates)),
-            parameter("gradient_checkpointing", 0.11, effect(False, unit), effect(True, 1.2 * unit)),
-            parameter("lr_scheduler", 0.05, effect("linear", unit), effect("cosine_with_min_lr", 0.95 * unit)),
+            parameter(
+                "global_batch_size",
+                0.52,
+                *(effect(size, unit * (2 - size / 256)) for size in (16, 64, 256)),
+            ),
+            parameter(
+                "learning_rate", 0.3, *(effect(rate, unit * (1 + rate * 80)) for rate in rates)
+            ),
+            parameter(
+                "gradient_checkpointing", 0.11, effect(False, unit), effect(True, 1.2 * unit)
+            ),
+            parameter(
+                "lr_scheduler",
+                0.05,
+                effect("linear", unit),
+                effect("cosine_with_min_lr", 0.95 * unit),
+            ),
             parameter("weight_decay", 0.02, effect(0.0, unit), effect(0.1, unit)),
         ),
     )
 
 
 INFLUENCE = (learned("emissions", 7e-4), learned("perplexity", 5.0))
-NOT_KNOWN = tuple(NotKnown(objective=objective, trials=1, needed=8) for objective in ("emissions", "perplexity"))
+NOT_KNOWN = tuple(
+    NotKnown(objective=objective, trials=1, needed=8) for objective in ("emissions", "perplexity")
+)
 
 
 def returns(trial: int) -> DiminishingReturns:

@@ -1,5 +1,7 @@
-"""A rank on the CPU whose trained weights are recorded, as a module of the fork server: rank 0 writes those after each
-step, before any average is applied, as one row of float32 a step into the file that WEIGHTS_FILE names."""
+"""A rank on the CPU whose trained weights are recorded, as a module of the fork server: rank 0
+writes those after each step, before any average is applied, as one row of float32 a step into the
+file that WEIGHTS_FILE names.
+"""
 
 import os
 from itertools import chain
@@ -7,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from carbonopt.train import forked_rank, loop
+from carbonopt.train import forked_rank, training_loop
 from carbonopt.train.forked_rank import unfit
 
 __all__ = ["run", "unfit"]
 
-own_step_end = loop.Evaluations.on_step_end
+own_step_end = training_loop.Evaluations.on_step_end
 rows: list[np.ndarray] = []
 
 
@@ -22,15 +24,21 @@ def step_end(evaluations, *arguments, **options):
     masters = getattr(engine.optimizer, "fp32_groups", None)
     names = {id(weight): name for name, weight in engine.module.named_parameters()}
     if masters is None:
-        weights = {name: weight for name, weight in engine.module.named_parameters() if weight.requires_grad}
+        weights = {
+            name: weight
+            for name, weight in engine.module.named_parameters()
+            if weight.requires_grad
+        }
     else:
         pairs = zip(chain(*engine.optimizer.fp16_groups), chain(*masters), strict=True)
         weights = {names[id(weight)]: master for weight, master in pairs}
-    rows.append(np.concatenate([weights[name].detach().float().numpy().ravel() for name in sorted(weights)]))
+    rows.append(
+        np.concatenate([weights[name].detach().float().numpy().ravel() for name in sorted(weights)])
+    )
     return own_step_end(evaluations, *arguments, **options)
 
 
-loop.Evaluations.on_step_end = step_end
+training_loop.Evaluations.on_step_end = step_end
 
 
 def run() -> int:

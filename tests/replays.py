@@ -21,11 +21,16 @@ def write_table(folder: Path) -> Path:
             for epochs in EPOCHS:
                 total = 6400 // batch * epochs
                 evals = [
-                    {"step": total * k // 4, "nll": recorded_nll(batch, rate, epochs, k / 4)} for k in (1, 2, 3, 4)
+                    {"step": total * k // 4, "nll": recorded_nll(batch, rate, epochs, k / 4)}
+                    for k in (1, 2, 3, 4)
                 ]
                 lines.append(
                     {
-                        "params": {"global_batch_size": batch, "learning_rate": rate, "epochs": epochs},
+                        "params": {
+                            "global_batch_size": batch,
+                            "learning_rate": rate,
+                            "epochs": epochs,
+                        },
                         "seed": 0,
                         "total_steps": total,
                         "joules_per_step": 0.5 + batch / 64,

@@ -5,7 +5,6 @@ from typing import Any
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY, REWARD, Quality, quality_of
-from carbonopt.core.study import CarbonTrace, Hardware, IdlePower, Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import (
     Durations,
     Energy,
@@ -20,12 +19,23 @@ from carbonopt.core.trial import (
     TrialState,
 )
 from carbonopt.core.units import emissions_kg_co2e, kwh_from_joules
-from carbonopt.study.file import parse_study
+from carbonopt.spec.study_data import (
+    CarbonTrace,
+    Hardware,
+    IdlePower,
+    Intensity,
+    Provenance,
+    SessionLedger,
+    StudyData,
+)
+from carbonopt.study.study_file import parse_study
 
 INTENSITY_G_PER_KWH = 230.0
 
 
-def trial(number: int, train_kwh: float = 1e-3, perplexity: float | None = 5.0, **changes) -> TrialRecord:
+def trial(
+    number: int, train_kwh: float = 1e-3, perplexity: float | None = 5.0, **changes
+) -> TrialRecord:
     params: dict[str, Any] = {
         "global_batch_size": 16,
         "micro_batch_size_per_gpu": 8,
@@ -40,7 +50,9 @@ def trial(number: int, train_kwh: float = 1e-3, perplexity: float | None = 5.0, 
         "params": TrialParams(**params),
         "quality": QualityResult(name=PERPLEXITY.name, value=perplexity),
         "emissions_kg_co2e": emissions_kg_co2e(train_kwh, INTENSITY_G_PER_KWH, 1.1),
-        "energy_kwh": Energy(train=train_kwh, setup=1e-4, eval=1e-4, total=train_kwh + 2e-4, train_gpu=train_kwh / 2),
+        "energy_kwh": Energy(
+            train=train_kwh, setup=1e-4, eval=1e-4, total=train_kwh + 2e-4, train_gpu=train_kwh / 2
+        ),
         "duration_s": Durations(train=60, setup=5, eval=1, total=66),
         "evals": (evaluation(perplexity, tokens=100),),
         "total_steps": 40,
@@ -81,12 +93,18 @@ def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **cha
     values: dict[str, Any] = {
         "config": parse_study(raw, "test"),
         "records": records,
-        "sessions": (SessionLedger(started_at="2026-01-01T00:00:00Z", duration_s=70.0, gap_kwh=1e-5),),
+        "sessions": (
+            SessionLedger(started_at="2026-01-01T00:00:00Z", duration_s=70.0, gap_kwh=1e-5),
+        ),
         "provenance": Provenance(
             hardware=Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("a GPU",), driver="1.2"),
             versions={"torch": "2.13.0"},
-            intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given in the study file"),
-            energy_source={"gpu": "recorded"} if replayed else {"gpu": "measured", "cpu": "modelled"},
+            intensity=Intensity(
+                g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given in the study file"
+            ),
+            energy_source=(
+                {"gpu": "recorded"} if replayed else {"gpu": "measured", "cpu": "modelled"}
+            ),
             study_file=f"name: {name}\n",
         ),
         "ended": "all trials done",
@@ -96,7 +114,9 @@ def study(*records: TrialRecord, name: str = "small", target: float = 6.0, **cha
 
 def pruned(number: int, last_perplexity: float | None = 12.0) -> TrialRecord:
     evals = (evaluation(last_perplexity, tokens=None),)
-    return trial(number, 2e-4, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET, evals=evals)
+    return trial(
+        number, 2e-4, None, state=TrialState.PRUNED, stop_reason=StopReason.TARGET, evals=evals
+    )
 
 
 def probe(number: int, joules: float = 200.0, **changes) -> TrialRecord:
@@ -109,7 +129,9 @@ def probe(number: int, joules: float = 200.0, **changes) -> TrialRecord:
     values: dict[str, Any] = {
         "state": TrialState.PRUNED,
         "stop_reason": StopReason.PROBE,
-        "energy_kwh": Energy(train=0.7 * energy_kwh, setup=0.3 * energy_kwh, eval=0.0, total=energy_kwh),
+        "energy_kwh": Energy(
+            train=0.7 * energy_kwh, setup=0.3 * energy_kwh, eval=0.0, total=energy_kwh
+        ),
         "emissions_kg_co2e": None,
         "evals": (),
         "stages": stages,
@@ -119,8 +141,12 @@ def probe(number: int, joules: float = 200.0, **changes) -> TrialRecord:
     return trial(number, 0.0, None, **{**values, **changes})
 
 
-def on_gpu(number: int, joules: float = 10e3, *, disagreement: float = 0.005, **changes) -> TrialRecord:
-    """A trial whose GPU energy was read twice; its training took 30 s, in which the GPU uses 3 kJ idle."""
+def on_gpu(
+    number: int, joules: float = 10e3, *, disagreement: float = 0.005, **changes
+) -> TrialRecord:
+    """A trial whose GPU energy was read twice; its training took 30 s, in which the GPU uses 3 kJ
+    idle.
+    """
 
     def twice(energy_j: float, idle_j: float) -> GpuEnergy:
         return GpuEnergy(
@@ -130,18 +156,29 @@ def on_gpu(number: int, joules: float = 10e3, *, disagreement: float = 0.005, **
             uncertainty=kwh_from_joules(25),
         )
 
-    split = {Phase.SETUP: twice(1e3, 500), Phase.TRAIN: twice(joules, 3e3), Phase.EVAL: twice(500, 100)}
+    split = {
+        Phase.SETUP: twice(1e3, 500),
+        Phase.TRAIN: twice(joules, 3e3),
+        Phase.EVAL: twice(500, 100),
+    }
     train = {"train_gpu": joules, "train_cpu": 100.0, "train_ram": 900.0}
     parts = {"train": sum(train.values()), "setup": 1e3, "eval": 500.0, **train}
     parts["total"] = parts["train"] + 1.5e3
     energy = Energy(**{name: kwh_from_joules(energy_j) for name, energy_j in parts.items()})
     duration = Durations(train=30, setup=5, eval=1, total=36)
-    values = {"energy_kwh": energy, "gpu_energy_kwh": split, "gpu_disagreement": disagreement, "duration_s": duration}
+    values = {
+        "energy_kwh": energy,
+        "gpu_energy_kwh": split,
+        "gpu_disagreement": disagreement,
+        "duration_s": duration,
+    }
     return trial(number, energy.train, **{**values, **changes})
 
 
 def gpu_study(*records: TrialRecord, outer: float = 1.0, **changes) -> StudyData:
-    """With a session's own 300 J and idle power; one outer reading says `outer` times what the parts add up to."""
+    """With a session's own 300 J and idle power; one outer reading says `outer` times what the
+    parts add up to.
+    """
     spent_kwh = kwh_from_joules(300) + sum(record.spent_gpu_kwh or 0.0 for record in records)
     session = SessionLedger(
         started_at="2026-01-01T00:00:00+00:00",
@@ -158,24 +195,45 @@ def gpu_study(*records: TrialRecord, outer: float = 1.0, **changes) -> StudyData
     return study(*records, **{"sessions": (session,), "provenance": provenance, **changes})
 
 
-REPLAY: dict[str, Any] = {"workload": None, "launch": {"kind": "replay", "table": "/somewhere/runs.jsonl"}}
+REPLAY: dict[str, Any] = {
+    "workload": None,
+    "launch": {"kind": "replay", "table": "/somewhere/runs.jsonl"},
+}
 SAME: dict[str, Any] = {"params": {"learning_rate": 2e-3}}
-TRACE = CarbonTrace(source="grid.csv", start="2026-01-01T00:00:00+00:00", g_co2e_per_kwh=(100.0, None, 400.0))
+TRACE = CarbonTrace(
+    source="grid.csv", start="2026-01-01T00:00:00+00:00", g_co2e_per_kwh=(100.0, None, 400.0)
+)
 
-# ------------------------------------------------------------------------------------------------------ scripts
+# ------------------------------------------------------------------------------------------------------
+# scripts
 
-BLEU, WER = quality_of("bleu", "maximize"), quality_of("wer", "minimize")  # that carbonopt knows nothing of
+BLEU, WER = (
+    quality_of("bleu", "maximize"),
+    quality_of("wer", "minimize"),
+)  # that carbonopt knows nothing of
 
 
-def script_run(number: int, value: float | None, train_kwh: float = 1e-3, *, quality: Quality = BLEU, **changes):
-    """A trial of a script without carbonopt's lines: the whole process counts as its training, with one evaluation at
-    its end. `own`: values of the user's own dimensions. Without a value it diverged."""
-    point = EvalPoint.of(quality, math.nan if value is None else quality.mean_of(value), 1, step=1, tokens=None)
+def script_run(
+    number: int, value: float | None, train_kwh: float = 1e-3, *, quality: Quality = BLEU, **changes
+):
+    """A trial of a script without carbonopt's lines: the whole process counts as its training, with
+    one evaluation at its end. `own`: values of the user's own dimensions. Without a value it
+    diverged.
+    """
+    point = EvalPoint.of(
+        quality, math.nan if value is None else quality.mean_of(value), 1, step=1, tokens=None
+    )
     rate, own = 1e-3 * (1 + number), changes.pop("own", {})
     values: dict[str, Any] = {
         "state": TrialState.DIVERGED if value is None else TrialState.COMPLETE,
-        "quality": QualityResult.named(quality).model_copy(update={"value": value, "sum": point.sum, "count": 1}),
-        "energy_kwh": Energy(train=train_kwh, setup=0, eval=0, total=train_kwh, train_cpu=train_kwh),
+        "quality": (
+            QualityResult.named(quality).model_copy(
+                update={"value": value, "sum": point.sum, "count": 1}
+            )
+        ),
+        "energy_kwh": Energy(
+            train=train_kwh, setup=0, eval=0, total=train_kwh, train_cpu=train_kwh
+        ),
         "duration_s": Durations(train=60, setup=0, eval=0, total=60),
         "stages": {Stage.IMPORTS: StageCost(duration_s=60, energy_kwh=train_kwh)},
         "evals": () if value is None else (point,),
@@ -187,29 +245,40 @@ def script_run(number: int, value: float | None, train_kwh: float = 1e-3, *, qua
 
 
 def script_study(*records: TrialRecord, **changes) -> StudyData:
-    """Of a script, train.py. `target`, `space` and `workload` of the study file; the latter two beside what is here."""
+    """Of a script, train.py. `target`, `space` and `workload` of the study file; the latter two
+    beside what is here.
+    """
     command = "python train.py --lr {learning_rate}"
     raw = {
         "workload": {
             "task": "script",
             "command": command,
-            "folder": "/home/someone/work",
+            "folder": "/srv/trainings",
             **changes.pop("workload", {}),
         },
         "target": changes.pop("target", {"quality": "bleu", "at_least": 20}),
-        "search": {"space": {"learning_rate": {"low": 1e-4, "high": 1.0, "log": True}, **changes.pop("space", {})}},
+        "search": {
+            "space": {
+                "learning_rate": {"low": 1e-4, "high": 1.0, "log": True},
+                **changes.pop("space", {}),
+            }
+        },
         "launch": {"kind": "local", "gpus": []},
     }
-    provenance = study().provenance.model_copy(update={"energy_source": {"cpu": "modelled", "ram": "modelled"}})
+    provenance = study().provenance.model_copy(
+        update={"energy_source": {"cpu": "modelled", "ram": "modelled"}}
+    )
     return study(*records, **{"raw": raw, "provenance": provenance, **changes})
 
 
-# ------------------------------------------------------------------------------------------------------ rewards
+# ------------------------------------------------------------------------------------------------------
+# rewards
 
 
 def rewarded(number: int, *evaluations: tuple[float, dict[str, float]], **changes) -> TrialRecord:
-    """A trial that learnt from a reward, evaluated on 50 prompts every 10 steps; of each evaluation the reward, and
-    what was found beside it."""
+    """A trial that learnt from a reward, evaluated on 50 prompts every 10 steps; of each evaluation
+    the reward, and what was found beside it.
+    """
     evals = tuple(
         EvalPoint.of(REWARD, 50 * reward, 50, step=10 * (index + 1), tokens=None, **beside)
         for index, (reward, beside) in enumerate(evaluations)
@@ -226,7 +295,9 @@ def beside(gold_reward: float | None, kl_nats: float, tokens: float = 8.0) -> di
 
 
 # What it stands for fell in the first, which is cheaper.
-HACKED = rewarded(0, (0.2, beside(0.3, 0.5)), (0.5, beside(0.45, 2.0)), (0.9, beside(0.1, 9.0, 15.5)))
+HACKED = rewarded(
+    0, (0.2, beside(0.3, 0.5)), (0.5, beside(0.45, 2.0)), (0.9, beside(0.1, 9.0, 15.5))
+)
 HONEST = rewarded(1, (0.3, beside(0.35, 0.6)), (0.7, beside(0.6, 3.0, 9.0)), train_kwh=2e-3)
 
 

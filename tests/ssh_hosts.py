@@ -1,5 +1,6 @@
-"""Machines that ssh reaches, made on this one: each has a network, a name and an sshd of its own, but shares its
-devices and files. They see nothing beyond each other."""
+"""Machines that ssh reaches, made on this one: each has a network, a name and an sshd of its own,
+but shares its devices and files. They see nothing beyond each other.
+"""
 
 import os
 import secrets
@@ -55,20 +56,36 @@ class SshHosts:
         (self.root / "hosts").write_text("\n".join(["127.0.0.1 localhost", *named, ""]))
         Path("/run/sshd").mkdir(exist_ok=True)
         bridge, own = f"b{self._tag}", f"{self._net}.254/24"
-        _shell(f"ip link add {bridge} type bridge && ip addr add {own} dev {bridge} && ip link set {bridge} up")
+        _shell(
+            f"ip link add {bridge} type bridge && ip addr add {own} dev {bridge} && ip link set"
+            f" {bridge} up"
+        )
         for name, address in addresses.items():
             netns, veth = f"{self._tag}-{name}", f"{self._tag}{name}"
-            _shell(f"ip netns add {netns} && ip link add {veth} type veth peer name eth0 netns {netns}")
-            _shell(f"ip link set {veth} master {bridge} up && ip -n {netns} addr add {address}/24 dev eth0")
+            _shell(
+                f"ip netns add {netns} && ip link add {veth} type veth peer name eth0 netns {netns}"
+            )
+            _shell(
+                f"ip link set {veth} master {bridge} up && ip -n {netns} addr add {address}/24 dev"
+                " eth0"
+            )
             _shell(f"ip -n {netns} link set eth0 up && ip -n {netns} link set lo up")
             command = self.on(name, SSHD, "-D", "-e", "-f", self.root / "sshd_config")
             log = (self.root / f"{name}.log").open("wb")
             self._daemons.append(
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             )
         for name in self.names:
             reached = "for i in $(seq 100); do ssh $0 true && exit; sleep 0.05; done; exit 1"
-            subprocess.run(self.command("sh", "-c", reached, name), check=True, capture_output=True, timeout=60)
+            subprocess.run(
+                self.command("sh", "-c", reached, name), check=True, capture_output=True, timeout=60
+            )
 
     def _hostname(self, name: str) -> str:
         """Hosts of another process that runs tests are other machines."""
@@ -81,18 +98,40 @@ class SshHosts:
 
     def on(self, name: str, *words: str | Path, keys: Path | None = None) -> list[str]:
         """A command of one of the hosts, without ssh. `keys`: what it has for root's .ssh."""
-        binds = self._mounts + ("" if keys is None else f"mkdir -p ~root/.ssh; mount --bind {keys} ~root/.ssh; ")
+        binds = self._mounts + (
+            "" if keys is None else f"mkdir -p ~root/.ssh; mount --bind {keys} ~root/.ssh; "
+        )
         inside = ["sh", "-c", f'hostname {self._hostname(name)}; {binds} exec "$@"', "sh"]
-        return ["ip", "netns", "exec", f"{self._tag}-{name}", "unshare", "--mount", "--uts", *inside, *map(str, words)]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            f"{self._tag}-{name}",
+            "unshare",
+            "--mount",
+            "--uts",
+            *inside,
+            *map(str, words),
+        ]
 
     def command(self, *words: str | Path) -> list[str]:
         """A command of this machine, where the hosts are known by name and let it in."""
-        return ["unshare", "--mount", "sh", "-c", f'{self._mounts} exec "$@"', "sh", *map(str, words)]
+        return [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'{self._mounts} exec "$@"',
+            "sh",
+            *map(str, words),
+        ]
 
     def pids(self) -> set[str]:
         """Of what runs on these hosts."""
         listed = (
-            subprocess.run(["ip", "netns", "pids", f"{self._tag}-{name}"], capture_output=True, text=True)
+            subprocess.run(
+                ["ip", "netns", "pids", f"{self._tag}-{name}"], capture_output=True, text=True
+            )
             for name in self.names
         )
         return {pid for done in listed for pid in done.stdout.split()}
@@ -103,7 +142,9 @@ class SshHosts:
             daemon.wait()
         for name in self.names:
             netns = f"{self._tag}-{name}"
-            pids = subprocess.run(["ip", "netns", "pids", netns], capture_output=True, text=True).stdout.split()
+            pids = subprocess.run(
+                ["ip", "netns", "pids", netns], capture_output=True, text=True
+            ).stdout.split()
             subprocess.run(["kill", "-9", *pids], capture_output=True)
             subprocess.run(["ip", "netns", "del", netns], capture_output=True)
         subprocess.run(["ip", "link", "del", f"b{self._tag}"], capture_output=True)
@@ -113,7 +154,9 @@ class SshHosts:
 def ssh_hosts() -> Iterator[SshHosts]:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if os.geteuid() != 0 or missing or not Path(SSHD).exists():
-        pytest.skip("needs root, sshd, ssh, ip and unshare (Debian: openssh-server openssh-client iproute2)")
+        pytest.skip(
+            "needs root, sshd, ssh, ip and unshare (Debian: openssh-server openssh-client iproute2)"
+        )
     with tempfile.TemporaryDirectory(prefix="ssh-") as folder:
         made = SshHosts(Path(folder), 2)
         try:

@@ -1,5 +1,6 @@
-"""What the documents say is so: their commands run, their studies are valid, their tables are the code's, their links
-lead somewhere."""
+"""What the documents say is so: their commands run, their studies are valid, their tables are the
+code's, their links lead somewhere.
+"""
 
 import json
 import math
@@ -24,26 +25,24 @@ import carbonopt
 from carbonopt.analysis.confidence import Confidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.app import app
-from carbonopt.core.config import (
-    Choices,
-    HostfileLaunch,
-    LocalLaunch,
-    Range,
-    ReplayLaunch,
-    SlurmLaunch,
-    Space,
-    StudyConfig,
-)
-from carbonopt.core.dimensions import DIMENSIONS, SEARCHED, TrialParams
+from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, TrialParams
 from carbonopt.core.trial import Prediction, TrialRecord, TrialState
 from carbonopt.engines.replay import RecordedRun
 from carbonopt.export import winner
-from carbonopt.study.file import load_study
-from carbonopt.train.tasks.base import TASKS, task_class
+from carbonopt.spec.launch_settings import HostfileLaunch, LocalLaunch, ReplayLaunch, SlurmLaunch
+from carbonopt.spec.space_settings import Choices, Range, Space
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.study.study_file import load_study
+from carbonopt.train.tasks.task import TASKS, task_class
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "configs" / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "configs" / "README.md",
+    *sorted(DOCS.glob("*.md")),
+]
 DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md"]
 
 FENCE = re.compile(r"^```(\w*) ?(.*)\n([\s\S]*?)^```$", re.MULTILINE)
@@ -90,7 +89,8 @@ def tables(page: str) -> list[dict[str, list[str]]]:
     return page_tables
 
 
-# -------------------------------------------------------------------------------------------------------------- links
+# --------------------------------------------------------------------------------------------------------------
+# links
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -116,8 +116,14 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_every_study_and_every_piece_is_linked() -> None:
-    linked = {(page.parent / link).resolve() for page in PAGES for link in LINK.findall(prose(page))}
-    shipped = {*(ROOT / "studies").glob("*.yaml"), *(ROOT / "configs").glob("*/*"), *(DOCS / "examples").iterdir()}
+    linked = {
+        (page.parent / link).resolve() for page in PAGES for link in LINK.findall(prose(page))
+    }
+    shipped = {
+        *(ROOT / "studies").glob("*.yaml"),
+        *(ROOT / "configs").glob("*/*"),
+        *(DOCS / "examples").iterdir(),
+    }
     assert shipped <= linked
 
 
@@ -125,7 +131,8 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-# ------------------------------------------------------------------------------------------------------------ studies
+# ------------------------------------------------------------------------------------------------------------
+# studies
 
 
 @pytest.fixture(scope="module")
@@ -151,28 +158,36 @@ def test_every_yaml_block_is_a_study_or_part_of_one(block: Block, checkout: Path
     if block.title:
         assert load_study(checkout / block.title).name == Path(block.title).stem
         return
-    whole = laid_over(yaml.safe_load((checkout / "small-study.yaml").read_text()), yaml.safe_load(block.text))
+    whole = laid_over(
+        yaml.safe_load((checkout / "small-study.yaml").read_text()), yaml.safe_load(block.text)
+    )
     beside_configs = checkout / "mine" / "study.yaml"
     beside_configs.write_text(yaml.safe_dump(whole))
     load_study(beside_configs)
 
 
 def laid_over(base: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    """`part` decides; where it gives another source of a model or data, that of `base` is gone, and where it names a
-    task, all of its workload is."""
+    """`part` decides; where it gives another source of a model or data, that of `base` is gone, and
+    where it names a task, all of its workload is.
+    """
     merged = dict(base)
     for key, value in part.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict) and "task" not in value
-        merged[key] = laid_over(base[key], value) if both and key in ("workload", "search") else value
+        merged[key] = (
+            laid_over(base[key], value) if both and key in ("workload", "search") else value
+        )
     return merged
 
 
 def test_a_replays_line_is_as_the_page_says() -> None:
-    (block,) = (json_block for json_block in blocks("json") if json_block.page.name == "study-file.md")
+    (block,) = (
+        json_block for json_block in blocks("json") if json_block.page.name == "study-file.md"
+    )
     assert RecordedRun.model_validate(json.loads(block.text)).evals[-1].step == 976
 
 
-# ----------------------------------------------------------------------------------------------------------- commands
+# -----------------------------------------------------------------------------------------------------------
+# commands
 
 OTHER_PROGRAMS = {".", "pip", "optuna-dashboard", "./run.sh", "docker", "kubectl", "ssh-keygen"}
 REPLAY = ("docs/examples/replay.yaml", "runs/replay")
@@ -214,6 +229,7 @@ def output_of(checkout: Path) -> Any:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(commands(page))], ids=name_of)
+@pytest.mark.slow
 def test_every_command_runs_or_can_be_parsed(page: Path, output_of: Any) -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for program, *arguments in commands(page):
@@ -229,7 +245,9 @@ def test_every_command_runs_or_can_be_parsed(page: Path, output_of: Any) -> None
 
 
 def test_the_report_page_has_every_section(output_of: Any, checkout: Path) -> None:
-    headings = re.findall(r"^## (.+)$", prose(checkout / REPLAY[1] / "report" / "report.md"), re.MULTILINE)
+    headings = re.findall(
+        r"^## (.+)$", prose(checkout / REPLAY[1] / "report" / "report.md"), re.MULTILINE
+    )
     assert len(headings) > 8
     assert all(f"\n| {heading} |" in (DOCS / "report.md").read_text() for heading in headings)
 
@@ -240,22 +258,30 @@ def test_every_command_and_option_is_in_its_table() -> None:
     usages = {usage.split()[1]: usage for usage in documented}
     assert usages.keys() == commands.keys()
     for name, command in commands.items():
-        options = {opt for param in command.params for opt in param.opts if opt.startswith("--")} - {"--help"}
+        options = {
+            opt for param in command.params for opt in param.opts if opt.startswith("--")
+        } - {"--help"}
         assert set(re.findall(r"--[\w-]+", usages[name])) == options
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
+@pytest.mark.slow
 def test_every_example_in_python_runs(block: Block) -> None:
     met = "\nassert min(one.values[1] for one in study.trials if one.values) <= 33.0"
-    done = subprocess.run([sys.executable, "-c", block.text + met], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", block.text + met], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------------- tables
+# -------------------------------------------------------------------------------------------------------------
+# tables
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
-    """The fields that hold no further model, by their dotted names; of a mapping's values below `*`."""
+    """The fields that hold no further model, by their dotted names; of a mapping's values below
+    `*`.
+    """
     field_by_path: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         path, below = prefix + name, models_in(field.annotation)
@@ -286,10 +312,17 @@ def default_text(field: FieldInfo) -> str:
 
 def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
     by_key = {
-        key: cells for page in ("study-file.md", "tasks.md") for table in tables(page) for key, cells in table.items()
+        key: cells
+        for page in ("study-file.md", "tasks.md")
+        for table in tables(page)
+        for key, cells in table.items()
     }
     documented = {key: cells[0] for key, cells in by_key.items() if key not in TASKS}
-    expected = {key: default_text(field) for key, field in fields(StudyConfig).items() if "hosts[]" not in key}
+    expected = {
+        key: default_text(field)
+        for key, field in fields(StudyConfig).items()
+        if "hosts[]" not in key
+    }
     expected |= {
         f"launch.{key}": default_text(field)
         for launch in (SlurmLaunch, HostfileLaunch, ReplayLaunch, LocalLaunch)
@@ -298,24 +331,28 @@ def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
     }
     for task in TASKS:  # what all tasks share has the shared default, whatever a task makes of it
         settings = fields(task_class(task).settings, "workload.")
-        expected |= {key: default_text(field) for key, field in settings.items() if key not in expected}
+        expected |= {
+            key: default_text(field) for key, field in settings.items() if key not in expected
+        }
     for model in (Choices, Range):
         expected |= {
-            key: "–" if field.is_required() else default_text(field) for key, field in model.model_fields.items()
+            key: "–" if field.is_required() else default_text(field)
+            for key, field in model.model_fields.items()
         }
-    assert {key: text for key, text in documented.items() if key not in SEARCHED} == expected
+    assert {key: text for key, text in documented.items() if key not in DIMENSION_NAMES} == expected
 
 
 def test_the_table_of_dimensions_is_the_codes() -> None:
     (documented,) = (table for table in tables("study-file.md") if "lora_rank" in table)
-    assert documented == {name: dimension_cells(name) for name in SEARCHED}
+    assert documented == {name: dimension_cells(name) for name in DIMENSION_NAMES}
 
 
 def dimension_cells(name: str) -> list[str]:
     dimension = DIMENSIONS[name]
     if dimension.choices:
         values = ", ".join(
-            f"`{choice if isinstance(choice, str) else json.dumps(choice)}`" for choice in dimension.choices
+            f"`{choice if isinstance(choice, str) else json.dumps(choice)}`"
+            for choice in dimension.choices
         )
     else:
         values = "whole number " if dimension.integer else ""
@@ -326,18 +363,28 @@ def dimension_cells(name: str) -> list[str]:
         dimension.label,
         values,
         "required" if dimension.required else default,
-        ", ".join(what for what in ("quality", "cost", "memory", "kernels") if what in dimension.affects),
-        ", ".join(f"`{setting}`" for setting in (dimension.argument, *dimension.deepspeed) if setting) or "–",
+        ", ".join(
+            what for what in ("quality", "cost", "memory", "kernels") if what in dimension.affects
+        ),
+        ", ".join(
+            f"`{setting}`" for setting in (dimension.argument, *dimension.deepspeed) if setting
+        )
+        or "–",
     ]
 
 
 def test_the_records_page_has_every_field() -> None:
-    record, states, recommendation, confidence = (set(table) for table in tables("records.md") if table)
-    added = {"perplexity", "nll_sum", "eval_tokens", "evals[].nll_sum", "evals[].eval_tokens"}
-    assert record == fields(TrialRecord).keys() | added
-    generated = trial(0, predictions=(Prediction(source="a", expected="b", predicted="b"),)).as_json()
+    record, states, recommendation, confidence = (
+        set(table) for table in tables("records.md") if table
+    )
+    assert record == fields(TrialRecord).keys()
+    generated = trial(
+        0, predictions=(Prediction(source="a", expected="b", predicted="b"),)
+    ).as_json()
     assert {field.partition(".")[0].removesuffix("[]") for field in record} == generated.keys()
-    assert generated.keys() - trial(0).as_json().keys() == {"predictions"}, "it is there where there are some"
+    assert generated.keys() - trial(0).as_json().keys() == {"predictions"}, (
+        "it is there where there are some"
+    )
     assert states == set(TrialState)
     unmet = recommend(study(trial(0)), 1.0)
     assert not unmet.met
@@ -351,7 +398,9 @@ def test_the_winners_files_are_the_codes() -> None:
 
 def test_the_rooms_and_what_they_import_are_the_codes() -> None:
     documented = tables("architecture.md")[0]
-    assert {room: set(re.findall(r"\w+", cells[-1])) for room, cells in documented.items()} == ALLOWED
+    assert {
+        room: set(re.findall(r"\w+", cells[-1])) for room, cells in documented.items()
+    } == ALLOWED
     map_of_rooms = FENCE.findall((ROOT / "CONTRIBUTING.md").read_text())[1][2]
     assert set(re.findall(r"^  (\w+)/", map_of_rooms, re.MULTILINE)) == ALLOWED.keys()
 
@@ -359,7 +408,9 @@ def test_the_rooms_and_what_they_import_are_the_codes() -> None:
 def test_the_errors_of_the_troubleshooting_page_are_the_codes() -> None:
     source = "".join(path.read_text() for path in sorted((ROOT / "carbonopt").rglob("*.py")))
     source = re.sub(r'"\s*\n\s*f?"', "", source)  # texts that go on in the next line
-    messages = re.findall(r"^- \*\*`([^`]+)`\*\*", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    messages = re.findall(
+        r"^- \*\*`([^`]+)`\*\*", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE
+    )
     assert len(messages) > 10
     for message in messages:
         for part in message.split("…"):

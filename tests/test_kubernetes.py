@@ -1,5 +1,6 @@
-"""What configs/kubernetes has: valid by the API's own schema, and what its pods run, run on two machines made here. An
-image was not built and no cluster asked."""
+"""What configs/kubernetes has: valid by the API's own schema, and what its pods run, run on two
+machines made here. An image was not built and no cluster asked.
+"""
 
 import os
 import re
@@ -15,8 +16,8 @@ import yaml
 from ssh_hosts import SshHosts
 from study.test_resume import read, wait_for
 
-from carbonopt.study.check import check
-from carbonopt.study.file import load_study
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import load_study
 
 FOLDER = Path(__file__).parent.parent / "configs" / "kubernetes"
 OBJECTS = {one["kind"]: one for one in yaml.safe_load_all((FOLDER / "job.yaml").read_text())}
@@ -27,7 +28,9 @@ def test_the_manifest_is_valid_for_kubernetes(kind: str) -> None:
     kubernetes_validate.validate(OBJECTS[kind], "1.36", strict=True)
 
 
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="a launch by ssh needs it (Debian: openssh-client)")
+@pytest.mark.skipif(
+    shutil.which("ssh") is None, reason="a launch by ssh needs it (Debian: openssh-client)"
+)
 def test_its_parts_fit_each_other(tmp_path: Path) -> None:
     for name, text in OBJECTS["ConfigMap"]["data"].items():
         (tmp_path / name).write_text(text)
@@ -36,13 +39,20 @@ def test_its_parts_fit_each_other(tmp_path: Path) -> None:
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     slots = container["resources"]["limits"]["nvidia.com/gpu"]
-    names = [f"{job['metadata']['name']}-{index}.{pod['subdomain']}" for index in range(job["spec"]["completions"])]
-    assert [(host.name, host.slots) for host in config.launch.hosts] == [(name, slots) for name in names]
+    names = [
+        f"{job['metadata']['name']}-{index}.{pod['subdomain']}"
+        for index in range(job["spec"]["completions"])
+    ]
+    assert [(host.name, host.slots) for host in config.launch.hosts] == [
+        (name, slots) for name in names
+    ]
     assert service["metadata"]["name"] == pod["subdomain"]
     assert service["spec"]["selector"] == job["spec"]["template"]["metadata"]["labels"]
     needed = set(re.findall(r"^#   ([A-Z]+) ", (FOLDER / "pod.sh").read_text(), re.MULTILINE))
     assert needed == {"STUDY", "OUT", "KEYS"} <= {entry["name"] for entry in container["env"]}
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
 
 
 def test_the_image_copies_what_there_is() -> None:
@@ -52,18 +62,36 @@ def test_the_image_copies_what_there_is() -> None:
 
 
 @pytest.mark.slow
-def test_its_pods_run_a_study(ssh_hosts: SshHosts, tiny_study: dict, write_study, tmp_path: Path) -> None:
+def test_its_pods_run_a_study(
+    ssh_hosts: SshHosts, tiny_study: dict, write_study, tmp_path: Path
+) -> None:
     (tmp_path / "hostfile").write_text("h1 slots=1\nh2 slots=1\n")
     space = {"global_batch_size": 64, "learning_rate": 2e-3, "epochs": 0.1}
-    tiny_study["search"] = {"sampler": "random", "pruning": {"target": False, "cap": False}, "space": space}
-    tiny_study |= {"budget": {"trials": 1}, "launch": {"kind": "hostfile", "hostfile": "hostfile", "device": "cpu"}}
+    tiny_study["search"] = {
+        "sampler": "random",
+        "pruning": {"target": False, "cap": False},
+        "space": space,
+    }
+    tiny_study |= {
+        "budget": {"trials": 1},
+        "launch": {"kind": "hostfile", "hostfile": "hostfile", "device": "cpu"},
+    }
     keys = tmp_path / "keys"
     keys.mkdir()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "id"], check=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SSH")}
-    environment |= {"STUDY": str(write_study(tiny_study)), "OUT": str(tmp_path / "out"), "KEYS": str(keys)}
+    environment |= {
+        "STUDY": str(write_study(tiny_study)),
+        "OUT": str(tmp_path / "out"),
+        "KEYS": str(keys),
+    }
     # What DeepSpeed has compiled for this user, where torch has put it.
-    compiled = Path.home() / ".cache" / "torch_extensions" / f"py{sys.version_info.major}{sys.version_info.minor}_cpu"
+    compiled = (
+        Path.home()
+        / ".cache"
+        / "torch_extensions"
+        / f"py{sys.version_info.major}{sys.version_info.minor}_cpu"
+    )
     environment.setdefault("TORCH_EXTENSIONS_DIR", str(compiled))
     environment["HOME"] = str(Path("~root").expanduser())
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import carbonopt, within
+from commands import carbonopt, refusal, within
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
-from carbonopt.core.trial import Forecast, Phase, StopReason, TrialRecord, TrialSpec, TrialState
-from carbonopt.energy.meter import ReplayMeter
+from carbonopt.core.trial import Forecast, Phase, StopReason, TrialRecord, TrialState
+from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
-from carbonopt.study.check import check
-from carbonopt.study.file import load_study
-from carbonopt.study.supervisor import Rules, TrialWatch, begun
+from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import load_study
+from carbonopt.study.trial_rules import Rules
+from carbonopt.study.trial_watch import TrialWatch, begun
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 LOOP = """
@@ -47,16 +49,40 @@ class JoulePerPhase(ReplayMeter):
         self.advance(phase, 1.0, 1.0)
 
 
-def watched(script: str, folder: Path, *, quality: str = "accuracy", steps: int | None = None, **rules) -> TrialRecord:
+PYTHON = shlex.quote(sys.executable)
+
+
+def watched(
+    script: str,
+    folder: Path,
+    *,
+    quality: str = "accuracy",
+    steps: int | None = None,
+    meter: ReplayMeter | None = None,
+    command: str = f"{PYTHON} train.py {{learning_rate}} {{my_width}}",
+    params: TrialParams = PARAMS,
+    workload: dict | None = None,
+    **rules,
+) -> TrialRecord:
     """The record of a trial that runs this script."""
     (folder / "train.py").write_text(textwrap.dedent(script))
-    command = f"{shlex.quote(sys.executable)} train.py {{learning_rate}} {{my_width}}"
-    task = Script(ScriptWorkload(command=command, folder=str(folder), steps=steps))
+    (folder / "trial").mkdir(exist_ok=True)
+    task = Script(
+        ScriptWorkload(command=command, folder=str(folder), steps=steps, **(workload or {}))
+    )
     spec = TrialSpec(
-        number=3, attempt=1, seed=7, params=PARAMS, workload={}, prepared_dir="", trial_dir=str(folder / "trial")
+        number=3,
+        attempt=1,
+        seed=7,
+        params=params,
+        workload={},
+        prepared_dir="",
+        trial_dir=str(folder / "trial"),
     )
     judged_by = quality_of(quality, "maximize")
     program = task.program(spec, judged_by)
+    for path, text in program.files.items():
+        Path(path).write_text(text)
     settings = {
         **dict.fromkeys(("should_prune", "cap_kg_co2e")),
         "audit": False,
@@ -65,11 +91,13 @@ def watched(script: str, folder: Path, *, quality: str = "accuracy", steps: int 
         "interrupted": lambda: False,
         "timeout_s": 60.0,
     } | rules
-    meter = JoulePerPhase()
+    meter = meter or JoulePerPhase()
     meter.enter(Phase.SETUP)
     environment = {**os.environ, **program.environment}
     log = folder / "log.txt"
-    trial = WorkProcesses([*program.argv], [{}], environment, log, folder=program.folder, invites=True)
+    trial = WorkProcesses(
+        [*program.argv], [{}], environment, log, folder=program.folder, invites=True
+    )
     return TrialWatch(
         spec=spec.model_copy(update={"program": program}),
         so_far=begun(spec, judged_by, "worker", None),
@@ -85,9 +113,14 @@ def watched(script: str, folder: Path, *, quality: str = "accuracy", steps: int 
 def test_a_loop_tells_its_phases_steps_and_evaluations(tmp_path: Path) -> None:
     record = watched(LOOP, tmp_path)
     assert (record.state, record.value, record.total_steps) == (TrialState.COMPLETE, 0.75, 6)
-    assert [(point.step, point.sum, point.count) for point in record.evals] == [(2, 2, 8), (4, 4, 8), (6, 6, 8)]
+    assert [(point.step, point.sum, point.count) for point in record.evals] == [
+        (2, 2, 8),
+        (4, 4, 8),
+        (6, 6, 8),
+    ]
     assert record.evals[-1].other_qualities == {"loss": 0.25}
-    # Training begins once and again after each evaluation but the last; set-up once before it, and after its end.
+    # Training begins once and again after each evaluation but the last; set-up once before it, and
+    # after its end.
     energy = record.energy_kwh
     assert (energy.train, energy.eval, energy.setup) == (3.0, 3.0, 2.0)
     assert record.peak_memory_gib > 0
@@ -96,7 +129,9 @@ def test_a_loop_tells_its_phases_steps_and_evaluations(tmp_path: Path) -> None:
 
 def test_outside_a_study_the_lines_do_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP + "print(accuracy)\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("CARBONOPT")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("CARBONOPT")
+    }
     program = [sys.executable, str(tmp_path / "train.py")]
     done = subprocess.run(program, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0.75\n", "")
@@ -104,7 +139,8 @@ def test_outside_a_study_the_lines_do_nothing(tmp_path: Path) -> None:
 
 def test_the_lines_import_neither_torch_nor_transformers() -> None:
     program = (
-        "import sys, carbonopt.script; print(sorted({'torch', 'transformers', 'optuna', 'numpy'} & set(sys.modules)))"
+        "import sys, carbonopt.script; print(sorted({'torch', 'transformers', 'optuna', 'numpy'} &"
+        " set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n"
@@ -113,20 +149,27 @@ def test_the_lines_import_neither_torch_nor_transformers() -> None:
 def test_a_study_can_stop_it_at_an_evaluation(tmp_path: Path) -> None:
     forecast = Forecast(step=4, value=0.4, sds_short=3.0, sds_needed=2.0, checked_trials=3)
     stops = {(4, 6): forecast}
-    record = watched(LOOP, tmp_path, should_prune=lambda evals, total: stops.get((evals[-1].step, total)))
+    record = watched(
+        LOOP, tmp_path, should_prune=lambda evals, total: stops.get((evals[-1].step, total))
+    )
     assert (record.state, record.stop_reason) == (TrialState.PRUNED, StopReason.TARGET)
     assert [point.step for point in record.evals] == [2, 4]
 
 
 def test_its_command_has_the_configuration(tmp_path: Path) -> None:
-    script = 'import json, os, sys; print(json.dumps({"accuracy": 0.5, "argv": sys.argv[1:], "cwd": os.getcwd()}))'
+    script = (
+        'import json, os, sys; print(json.dumps({"accuracy": 0.5, "argv": sys.argv[1:], "cwd":'
+        " os.getcwd()}))"
+    )
     record = watched(script, tmp_path)
     assert record.value == 0.5
     said = json.loads((tmp_path / "log.txt").read_text())
     assert said["argv"] == ["0.5", "3"] and said["cwd"] == str(tmp_path)
 
 
-def test_without_the_lines_a_last_json_line_is_enough_and_all_energy_counts_as_training(tmp_path: Path) -> None:
+def test_without_the_lines_a_last_json_line_is_enough_and_all_energy_counts_as_training(
+    tmp_path: Path,
+) -> None:
     script = """
         print("{not json")
         print('{"accuracy": 0.25}')
@@ -136,7 +179,11 @@ def test_without_the_lines_a_last_json_line_is_enough_and_all_energy_counts_as_t
     record = watched(script, tmp_path)
     assert (record.state, record.value, record.steps_done) == (TrialState.COMPLETE, 0.75, 40)
     assert (record.quality.sum, record.quality.count) == (150, 200)
-    assert (record.energy_kwh.train, record.energy_kwh.setup, record.energy_kwh.eval) == (1.0, 0.0, 0.0)
+    assert (record.energy_kwh.train, record.energy_kwh.setup, record.energy_kwh.eval) == (
+        1.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_a_loop_that_ends_early_ends_its_training_there(tmp_path: Path) -> None:
@@ -154,20 +201,24 @@ def test_a_loop_that_ends_early_ends_its_training_there(tmp_path: Path) -> None:
 
 PHASES = {
     "within another": "with run.evaluation(), run.evaluation(): pass",
-    "one that fails": """
+    "one that fails": (
+        """
 try:
     with run.evaluation():
         raise ValueError("a batch that can't be read")
 except ValueError:
     pass
-""",
+"""
+    ),
 }
 
 
 @pytest.mark.parametrize("evaluation", PHASES)
 def test_training_goes_on_after_any_evaluation(evaluation: str, tmp_path: Path) -> None:
     begin = "import carbonopt.script as carbon\nrun = carbon.run(total_steps=2)\nrun.step()\n"
-    record = watched(begin + PHASES[evaluation] + "\nrun.step()\nrun.report(accuracy=0.5)\n", tmp_path)
+    record = watched(
+        begin + PHASES[evaluation] + "\nrun.step()\nrun.report(accuracy=0.5)\n", tmp_path
+    )
     assert (record.state, record.value) == (TrialState.COMPLETE, 0.5)
     assert (record.energy_kwh.train, record.energy_kwh.eval) == (2.0, 1.0)
 
@@ -197,7 +248,9 @@ def test_steps_are_known_where_the_quality_is_printed(tmp_path: Path) -> None:
 
 def test_a_script_may_remove_its_log(tmp_path: Path) -> None:
     removed = f"import pathlib; pathlib.Path({str(tmp_path / 'log.txt')!r}).unlink()\n"
-    record = watched(removed + BEGIN + "    run.report(accuracy=0.5)\n" + "raise SystemExit(3)", tmp_path)
+    record = watched(
+        removed + BEGIN + "    run.report(accuracy=0.5)\n" + "raise SystemExit(3)", tmp_path
+    )
     assert (record.state, record.failure.kind) == (TrialState.FAILED, "crash")
     assert "can't be read: No such file" in record.failure.text
 
@@ -207,20 +260,107 @@ def test_of_a_long_line_the_record_has_the_end(tmp_path: Path) -> None:
     assert record.failure.text.endswith("xxx the end") and len(record.failure.text) < 20_000
 
 
+@pytest.mark.slow
 def test_a_callback_without_its_metric_says_which_there_are(tmp_path: Path) -> None:
     script = """
         from types import SimpleNamespace as Having
         import carbonopt.script as carbon
-        trainer, control = carbon.callback("eval_acc"), Having(should_evaluate=True, should_training_stop=False)
+        trainer, control = carbon.callback("eval_accuracy"), Having(should_evaluate=True, should_training_stop=False)
         trainer.on_train_begin(None, Having(max_steps=2), control)
         for step in (1, 2):
             trainer.on_step_end(None, Having(global_step=step), control)
-            trainer.on_evaluate(None, None, control, metrics={"eval_loss": 1.0, "eval_accuracy": 0.5})
+            trainer.on_evaluate(None, None, control, metrics={"eval_loss": 1.0, "eval_acc": 0.5})
         trainer.on_train_end(None, None, control)
     """
     record = watched(script, tmp_path)
     assert (record.state, record.failure.kind) == (TrialState.FAILED, "bad_input")
-    assert "'eval_acc' is none of eval_loss, eval_accuracy" in record.failure.text
+    assert "'eval_accuracy' is none of eval_loss, eval_acc" in record.failure.text
+
+
+CALLBACKS = {
+    "Trainer": ('callback("eval_{}")', "Having(max_steps=2), None"),
+    "Trainer, without eval_": ('callback("{}")', "Having(max_steps=2), None"),
+    "Lightning": ('lightning_callback("val_{}")', "None"),
+    "Lightning, another prefix": ('lightning_callback("valid_{}")', "None"),
+}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "metric"),
+    [
+        ("Trainer", "accuracy"),
+        ("Trainer", "accuracy/all"),
+        ("Trainer, without eval_", "acc"),
+        ("Lightning", "accuracy"),
+        ("Lightning", "acc"),
+        ("Lightning, another prefix", "accuracy/all"),
+    ],
+)
+@pytest.mark.slow
+def test_a_callback_of_another_quality_is_refused_before_the_training(
+    trainer: str, metric: str, tmp_path: Path
+) -> None:
+    made, begin = CALLBACKS[trainer]
+    hook = "on_train_start" if "lightning" in made else "on_train_begin"
+    script = f"""
+        from types import SimpleNamespace as Having
+        import carbonopt.script as carbon
+        lightning = Having(estimated_stepping_batches=2, world_size=1, global_step=0, save_checkpoint=None)
+        carbon.{made.format(metric)}.{hook}({"lightning" if "lightning" in made else "None"}, {begin})
+        print("TRAINED")
+    """
+    record = watched(script, tmp_path)
+    is_target = metric == "accuracy" and trainer != "Lightning, another prefix"
+    assert ("TRAINED" in (tmp_path / "log.txt").read_text()) == is_target
+    if not is_target:
+        given = made.format(metric).split('"')[1]
+        assert record.failure.kind == "bad_input"
+        assert (
+            "accuracy, the quality of the target" in record.failure.text
+            and repr(given) in record.failure.text
+        )
+
+
+@pytest.mark.slow
+def test_each_fold_s_trainer_is_no_training_of_its_own(tmp_path: Path) -> None:
+    script = """
+        from types import SimpleNamespace as Having
+        import carbonopt.script as carbon
+        for fold in range(3):
+            trainer = carbon.callback("eval_accuracy")
+            control = Having(should_evaluate=True, should_training_stop=False)
+            trainer.on_train_begin(None, Having(max_steps=1, global_step=0), control)
+            trainer.on_step_end(None, Having(global_step=1), control)
+            trainer.on_evaluate(None, None, control, metrics={"eval_accuracy": 0.9 - 0.3 * fold})
+            trainer.on_train_end(None, None, control)
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "bad_input")
+    assert "one training" in record.failure.text
+
+
+def test_a_batch_of_two_optimizers_is_one_step(tmp_path: Path) -> None:
+    script = """
+        from types import SimpleNamespace as Having
+        from carbonopt.script.callbacks import _LightningHooks
+        trainer = Having(estimated_stepping_batches=3, world_size=1, global_step=0, callback_metrics={},
+                         should_stop=False, save_checkpoint=print)
+        hooks = _LightningHooks("val_accuracy")
+        hooks.on_train_start(trainer, None)
+        for batch in (1, 2, 3):
+            trainer.global_step += 2  # Lightning counts the steps of both
+            hooks.on_train_batch_end(trainer)
+        hooks.on_validation_start(trainer, None)
+        trainer.callback_metrics["val_accuracy"] = 0.75
+        hooks.on_validation_end(trainer, None)
+        hooks.on_train_end(trainer, None)
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.value, record.total_steps) == (
+        TrialState.COMPLETE,
+        0.75,
+        3,
+    ), record.failure
 
 
 def test_a_report_after_the_end_is_the_last_evaluation(tmp_path: Path) -> None:
@@ -236,7 +376,9 @@ def test_a_report_after_the_end_is_the_last_evaluation(tmp_path: Path) -> None:
     assert record.energy_kwh.train == 1.0
 
 
-BEGIN = "import carbonopt.script as carbon\nwith carbon.run(total_steps=2) as run:\n    run.step()\n"
+BEGIN = (
+    "import carbonopt.script as carbon\nwith carbon.run(total_steps=2) as run:\n    run.step()\n"
+)
 PRINTED = "import json, math; print(json.dumps({}))".format
 
 
@@ -261,21 +403,38 @@ ENDS = {
     "no count": (BEGIN + "    run.report(accuracy=0.5, count=-3)", TrialState.FAILED, "bad_input", "count must be"),
     "half a count": (BEGIN + "    run.report(accuracy=0.5, count=2.5)", TrialState.FAILED, "bad_input", "but is 2.5"),
     "no step": (BEGIN.replace("step()", "report(accuracy=1)"), TrialState.FAILED, "bad_input", "come after a step"),
-    "a step too many": (BEGIN + "    run.step(3)", TrialState.FAILED, "bad_input", "at most: 2, but this is step 3"),
     "a negative step": (BEGIN + "    run.step(-1)", TrialState.FAILED, "bad_input", "from 1 to 1e+12, but is -1"),
     "half a step": (BEGIN + "    run.step(1.5)", TrialState.FAILED, "bad_input", "but is 1.5"),
     "a huge step": (BEGIN + "    run.step(10**30)", TrialState.FAILED, "bad_input", "from 1 to 1e+12"),
     "huge total": (BEGIN.replace("2", "10**30"), TrialState.FAILED, "bad_input", "total_steps must be"),
     "total in words": (BEGIN.replace("2", "'ten'"), TrialState.FAILED, "bad_input", "total_steps must be"),
     "printed percents": (PRINTED("{'accuracy': 87.5}"), TrialState.FAILED, "bad_input", "at most 1, but is 87.5"),
+    "printed twice": ("print('{\"accuracy\": 0.9, \"accuracy\": 0.7}')", TrialState.FAILED, "bad_input", "more than"),
+    "printed too deep": (
+        "print('{\"accuracy\": 0.5}')\nprint('{\"accuracy\": 0.9, \"x\": ' + '[' * 100000 + ']' * 100000 + '}')",
+        TrialState.FAILED, "bad_input", "nested too deeply"
+    ),
+    "printed by half": (
+        "print('{\"accuracy\": 0.5}')\nprint('{\"accuracy\": 0.9, ')", TrialState.FAILED, "bad_input", "is no JSON"
+    ),
     "a printed word": (PRINTED("{'accuracy': 'high'}"), TrialState.FAILED, "bad_input", "must be a number"),
     "a printed step": (PRINTED("{'accuracy': 1, 'step': -5}"), TrialState.FAILED, "bad_input", "step must be"),
     "a huge step told": ("print('{\"accuracy\": 1, \"step\": 1e400}')", TrialState.FAILED, "bad_input", "but is inf"),
     "printed infinity": (PRINTED("{'accuracy': math.inf}"), TrialState.DIVERGED, "diverged", "accuracy is not finite"),
+    "a step within an evaluation": (
+        BEGIN + "    with run.evaluation(): run.step()", TrialState.FAILED, "bad_input", "outside `with run.eval"
+    ),
+    "a step within a checkpoint": (
+        BEGIN + "    with run.saving(): run.step()", TrialState.FAILED, "bad_input", "outside `with run.sav"
+    ),
+    "a second training": (
+        BEGIN + "    run.report(accuracy=0.5)\ncarbon.run(total_steps=2)", TrialState.FAILED, "bad_input", "second one"
+    ),
     "no message": (says("b'\\xff\\n'"), TrialState.FAILED, "crash", "is no message"),
     "no event": (says("b'[1]\\n'"), TrialState.FAILED, "crash", "is no message"),
     "no end of line": (says("bytes(2**25)"), TrialState.FAILED, "crash", "is no message"),
     "an error": (BEGIN + "    1 / 0", TrialState.FAILED, "crash", "ZeroDivisionError"),
+    "an error without the lines": ("raise KeyError('labels')", TrialState.FAILED, "crash", "1: KeyError: 'labels'"),
     "an exit code": ("import sys; sys.exit(7)", TrialState.FAILED, "crash", "code 7"),
     "the exit code of memory": ("import sys; sys.exit(78)", TrialState.FAILED, "crash", "code 78"),
     "a signal": ("import os; os.kill(os.getpid(), 11)", TrialState.FAILED, "crash", "signal 11"),
@@ -303,7 +462,8 @@ def test_a_script_that_hangs_is_ended_and_one_that_writes_goes_on(tmp_path: Path
     hangs = watched(BEGIN + "    import time; time.sleep(600)", tmp_path, timeout_s=1.0)
     assert (hangs.state, hangs.failure.kind) == (TrialState.TIMEOUT, "timeout")
     writes = (
-        'import time\nfor _ in range(8):\n    print("on", flush=True)\n    time.sleep(0.3)\nprint(\'{"accuracy": 1}\')'
+        'import time\nfor _ in range(8):\n    print("on", flush=True)\n   '
+        " time.sleep(0.3)\nprint('{\"accuracy\": 1}')"
     )
     assert watched(writes, tmp_path, timeout_s=1.5).state == TrialState.COMPLETE
 
@@ -328,7 +488,8 @@ def test_what_it_leaves_behind_neither_delays_its_end_nor_stays(tmp_path: Path) 
 def test_a_launcher_between_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "inner.py").write_text(LOOP)
     launcher = (
-        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, 'inner.py'], close_fds=True).returncode)"
+        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, 'inner.py'],"
+        " close_fds=True).returncode)"
     )
     record = watched(launcher, tmp_path)
     assert (record.state, record.value) == (TrialState.COMPLETE, 0.75)
@@ -348,14 +509,27 @@ def test_steps_can_stand_in_the_study_file(tmp_path: Path) -> None:
     assert watched(script, tmp_path, steps=2).total_steps == 2
 
 
-# --------------------------------------------------------------------------------------------------- whole studies
+# ---------------------------------------------------------------------------------------------------
+# whole studies
 
 
-def study_of(folder: Path, script: str = LOOP, command: str = "python train.py {learning_rate} {my_width}", **changes):
+def study_of(
+    folder: Path,
+    script: str = LOOP,
+    command: str = "python train.py {learning_rate} {my_width}",
+    **changes,
+):
     """Writes the script and a study of it; returns the study file's path."""
     (folder / "train.py").write_text(textwrap.dedent(script))
-    space = {"learning_rate": {"low": 0.1, "high": 1.0, "log": True}, "my_width": {"choices": [1, 2, 4]}}
-    space = {name: domain for name, domain in (space | changes.pop("space", {})).items() if domain is not None}
+    space = {
+        "learning_rate": {"low": 0.1, "high": 1.0, "log": True},
+        "my_width": {"choices": [1, 2, 4]},
+    }
+    space = {
+        name: domain
+        for name, domain in (space | changes.pop("space", {})).items()
+        if domain is not None
+    }
     study = {
         "name": "own",
         "workload": {"task": "script", "command": command, **changes.pop("workload", {})},
@@ -371,10 +545,15 @@ def study_of(folder: Path, script: str = LOOP, command: str = "python train.py {
 
 
 def exported(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in carbonopt("export", folder, "--format", "jsonl").stdout.splitlines()]
+    return [
+        json.loads(line)
+        for line in carbonopt("export", folder, "--format", "jsonl").stdout.splitlines()
+    ]
 
 
-SLOWLY = LOOP.replace("run.step(step)", "time.sleep(0.1); run.step(step)").replace("import", "import time\nimport", 1)
+SLOWLY = LOOP.replace("run.step(step)", "time.sleep(0.1); run.step(step)").replace(
+    "import", "import time\nimport", 1
+)
 
 
 @pytest.mark.slow
@@ -383,15 +562,20 @@ def test_a_study_of_a_script_and_its_winner(tmp_path: Path) -> None:
     done = carbonopt("run", study, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     records = [
-        json.loads(line) for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
+        json.loads(line)
+        for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
     ]
     assert [record["state"] for record in records] == ["complete"] * 2
-    assert all(record["params"].keys() == {"learning_rate", "my_width", "world_size"} for record in records)
+    assert all(
+        record["params"].keys() == {"learning_rate", "my_width", "world_size"} for record in records
+    )
     winner = tmp_path / "out" / "report" / "winner"
     listed = json.loads((winner / "inputs.json").read_text())
     assert listed["data/train.py"][0]["bytes"] == (tmp_path / "train.py").stat().st_size
     (winner / "data").mkdir()
-    (winner / "data" / "train.py").write_text(SLOWLY + "import sys; print(sys.argv[1:], accuracy)\n")
+    (winner / "data" / "train.py").write_text(
+        SLOWLY + "import sys; print(sys.argv[1:], accuracy)\n"
+    )
     refused = subprocess.run([winner / "run.sh"], capture_output=True, text=True)
     assert refused.returncode == 1 and "train.py is not the recorded file" in refused.stderr
     listed["data/train.py"] = []
@@ -403,17 +587,66 @@ def test_a_study_of_a_script_and_its_winner(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_whose_trials_all_fail_alike_ends(tmp_path: Path) -> None:
+def test_percentages_end_a_study_at_once(tmp_path: Path) -> None:
+    study = study_of(tmp_path, PRINTED("{'accuracy': 86.2}"), budget={"trials": 9})
+    done = carbonopt("run", study, "--out", tmp_path / "out")
+    assert done.returncode == 3 and "divide it by 100, for 0.862" in done.stdout
+    assert len(exported(tmp_path / "out")) == 1
+
+
+def test_a_report_costs_no_more_for_those_before_it(tmp_path: Path) -> None:
+    script = """
+        import time
+        import carbonopt.script as carbon
+        n = 3000
+        run = carbon.run(total_steps=n)
+        ended_s = []
+        for step in range(n):
+            run.step()
+            run.report(accuracy=step / n, count=1000)
+            ended_s.append(time.process_time())
+        print(ended_s[-1])
+    """
+    asked = []
+    began_s = time.process_time()
+    record = watched(
+        script, tmp_path, should_prune=lambda evals, total: asked.append(evals[-1].step)
+    )
+    assert (len(record.evals), record.state) == (3000, TrialState.COMPLETE)
+    assert len(asked) <= 200
+    assert time.process_time() - began_s < 3000 * 0.003, (
+        "rebuilding them all at each report takes 60 s"
+    )
+
+
+@pytest.mark.slow
+def test_a_study_whose_first_trials_leave_no_quality_ends(tmp_path: Path) -> None:
     study = study_of(tmp_path, "print('nothing')", budget={"trials": 9})
     done = carbonopt("run", study, "--out", tmp_path / "out")
     assert done.returncode == 3
-    assert [record["failure"]["kind"] for record in exported(tmp_path / "out")] == ["no_quality"] * 3
-    assert "all 3 trials failed in the same way (the script ended without saying its accuracy" in done.stdout
+    assert [record["failure"]["kind"] for record in exported(tmp_path / "out")] == [
+        "no_quality"
+    ] * 2
+
+
+@pytest.mark.slow
+def test_a_finished_study_says_that_its_script_has_changed_since(tmp_path: Path) -> None:
+    study = study_of(tmp_path, LOOP, budget={"trials": 1})
+    first, same = (carbonopt("run", study, "--out", tmp_path / "out") for _ in range(2))
+    assert (first.returncode, same.returncode) == (0, 0) and "train.py" not in same.stderr
+    script = tmp_path / "train.py"
+    script.write_text(script.read_text() + "# another one")
+    changed = carbonopt("run", study, "--out", tmp_path / "out")
+    assert (changed.returncode, changed.stdout) == (0, same.stdout)
+    assert str(script) in changed.stderr
 
 
 @pytest.mark.slow
 def test_a_warm_script_is_run_from_its_first_line_by_a_fork(tmp_path: Path) -> None:
-    script = 'import decimal, sys\nprint("new" if "torch" not in sys.modules else "old", __name__, sys.argv)\n' + SLOWLY
+    script = (
+        'import decimal, sys\nprint("new" if "torch" not in sys.modules else "old", __name__,'
+        " sys.argv)\n" + SLOWLY
+    )
     study = study_of(tmp_path, script, workload={"warm": True})
     done = carbonopt("run", study, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -444,35 +677,53 @@ def test_every_rank_of_a_launch_stops_together(tmp_path: Path) -> None:
     done = carbonopt("run", study, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     records = [
-        json.loads(line) for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
+        json.loads(line)
+        for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
     ]
     assert [record["quality"]["value"] for record in records] == [0.75, 0.75]
     assert all(record["params"]["world_size"] == 2 for record in records)
 
 
-# --------------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------------------------
+# bad input
 
 REFUSED = {
-    "no program": ({"command": "no-such-program {learning_rate} {my_width}"}, "no program no-such-program"),
+    "no program": (
+        {"command": "no-such-program {learning_rate} {my_width}"},
+        "no program no-such-program",
+    ),
     "no script": ({"command": "python missing.py {learning_rate} {my_width}"}, "missing.py"),
-    "unknown placeholder": ({"command": "python train.py {lr} {my_width}"}, "unknown placeholder {lr}"),
+    "unknown placeholder": (
+        {"command": "python train.py {lr} {my_width}"},
+        "unknown placeholder {lr}",
+    ),
     "unused dimension": ({"command": "python train.py {learning_rate}"}, "has none for my_width"),
-    "format": ({"command": "python train.py {learning_rate:.3f} {my_width}"}, "plain names in braces"),
+    "format": ({"command": "python train.py {learning_rate:.3q} {my_width}"}, "a format must be"),
     "brace": ({"command": "python train.py {learning_rate {my_width}"}, "braces"),
     "quotes": ({"command": "python 'train.py {learning_rate} {my_width}"}, "can't be split"),
     "empty": ({"command": " "}, "workload.command"),
     "a model": ({"model": {"name_or_path": "gpt2"}}, "a script has no model"),
     "sequence length": ({"sequence_length": 8}, "a script has no sequence_length"),
-    "training arguments": ({"training_arguments": {"optim": "sgd"}}, "a script has no training_arguments"),
+    "training arguments": (
+        {"training_arguments": {"optim": "sgd"}},
+        "a script has no training_arguments",
+    ),
     "unknown key": ({"comand": "x"}, "did you mean command?"),
     "steps": ({"steps": 0}, "workload.steps"),
-    "warm shell": ({"command": "sh train.py {learning_rate} {my_width}", "warm": True}, "workload.warm"),
+    "warm shell": (
+        {"command": "sh train.py {learning_rate} {my_width}", "warm": True},
+        "workload.warm",
+    ),
     "a NUL": ({"command": "python train.py {learning_rate} {my_width} a\0b"}, "must have no NUL"),
     "no module": ({"command": "python -m nosuch {learning_rate} {my_width}"}, "no module nosuch"),
     "not executable": ({"command": "./train.py {learning_rate} {my_width}"}, "can't be executed"),
     "accumulation": (
         {"command": "python train.py {learning_rate} {my_width} {gradient_accumulation_steps}"},
-        "both batch sizes",
+        "needs a batch size",
+    ),
+    "in the background": (
+        {"command": "python train.py {learning_rate} {my_width} &  # then"},
+        "must not end with &",
     ),
     "no folder": ({"folder": "nowhere"}, "no folder"),
     "no file": ({"files": ["nowhere.csv"]}, "nowhere.csv"),
@@ -481,7 +732,10 @@ REFUSED = {
 
 def test_a_dimension_s_name_may_be_a_method_s_elsewhere(tmp_path: Path) -> None:
     names = ("copy", "json", "own", "domains", "model_config")
-    command = f"python train.py {{learning_rate}} {{my_width}} {' '.join(f'{{{name}}}' for name in names)}"
+    command = (
+        "python train.py {learning_rate} {my_width}"
+        f" {' '.join(f'{{{name}}}' for name in names)}"
+    )
     study = study_of(tmp_path, command=command, space={name: {"choices": [1, 2]} for name in names})
     combinations = check(load_study(study)).space
     assert {"copy", "json", "own", "domains", "model_config"} <= combinations.space.free().keys()
@@ -493,6 +747,8 @@ def test_a_dimension_s_name_may_be_a_method_s_elsewhere(tmp_path: Path) -> None:
         ({"space": {"my_width": {"choices": ["x" * 200_000, "y"]}}}, "at most 131071 bytes"),
         ({"space": {"my_width": {"choices": ["a\0b", "c"]}}}, "must have no NUL"),
         ({"space": {"my_width": {"low": 0, "high": 1, "step": 1e-300}}}, "a billionth"),
+        ({"space": {"my_width": {"low": 1, "high": 2, "step": 5}}}, "step=5.0"),
+        ({"target": {"val_acc": 0.9}}, "{quality: val_acc, at_least: 0.9}"),
         ({"target": {"quality": "count", "at_least": 1}}, "neither count nor step"),
         ({"target": {"quality": "<b>", "at_least": 1}}, "a word of letters"),
         ({"script": "print('"}, "is no Python that runs"),
@@ -504,6 +760,12 @@ def test_what_can_not_be_is_refused(changes: dict, said: str, tmp_path: Path) ->
         check(load_study(study_of(tmp_path, **{"script": LOOP, **changes})))
 
 
+def test_a_step_as_wide_as_its_range_has_both_ends(tmp_path: Path) -> None:
+    step = {"low": 0.1, "high": 0.3, "step": 0.2}  # 0.1 + 0.2 > 0.3
+    study = study_of(tmp_path, LOOP, space={"learning_rate": 0.1, "my_width": step})
+    assert len({values["my_width"] for values in check(load_study(study)).space.combinations}) == 2
+
+
 @pytest.mark.parametrize("refused", REFUSED)
 def test_what_would_make_every_trial_fail_is_refused(refused: str, tmp_path: Path) -> None:
     workload, said = REFUSED[refused]
@@ -512,10 +774,21 @@ def test_what_would_make_every_trial_fail_is_refused(refused: str, tmp_path: Pat
     assert done.returncode == 2 and said in done.stderr, done.stderr
 
 
+def test_a_long_expression_is_shortened_in_the_sentence_that_refuses_it(tmp_path: Path) -> None:
+    expression = " + ".join(["learning_rate"] * 3000 + ["unknown"])
+    study = study_of(
+        tmp_path, workload={"command": f"python train.py {{my_width}} {{{expression}}}"}
+    )
+    assert 100 < len(refusal("check", study)) < 2100
+
+
 TARGETS = {
     "direction": ({"quality": "bleu"}, "needs at_least or at_most"),
     "both": ({"quality": "bleu", "at_least": 1, "at_most": 2}, "needs at_least or at_most"),
-    "known name": ({"quality": "accuracy", "at_least": 0.5}, "must be written as {accuracy: VALUE}"),
+    "known name": (
+        {"quality": "accuracy", "at_least": 0.5},
+        "must be written as {accuracy: VALUE}",
+    ),
     "bound alone": ({"accuracy": 0.5, "at_least": 0.5}, "at_least and at_most go with quality"),
     "two": ({"accuracy": 0.5, "quality": "bleu", "at_least": 1}, "exactly one of"),
     "no word": ({"quality": "my bleu", "at_least": 1}, "quality"),
@@ -536,7 +809,9 @@ def test_a_dimension_is_called_by_a_word_that_is_free(name: str, tmp_path: Path)
         check(load_study(study_of(tmp_path, space={name: {"choices": [1, 2]}})))
 
 
-def test_other_tasks_take_no_dimension_that_they_do_not_know(tmp_path: Path, tiny_study: dict, write_study) -> None:
+def test_other_tasks_take_no_dimension_that_they_do_not_know(
+    tmp_path: Path, tiny_study: dict, write_study
+) -> None:
     tiny_study["search"]["space"]["my_width"] = {"choices": [1, 2]}
     done = within("check", write_study(tiny_study))
     assert done.returncode == 2 and "unknown key search.space.my_width" in done.stderr

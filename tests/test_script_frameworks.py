@@ -1,4 +1,6 @@
-"""The lines of `carbonopt.script` in Hugging Face's Trainer, accelerate on two ranks, and Lightning."""
+"""The lines of `carbonopt.script` in Hugging Face's Trainer, accelerate on two ranks, and
+Lightning.
+"""
 
 import json
 from pathlib import Path
@@ -69,6 +71,8 @@ with carbon.run(total_steps=2 * len(train)) as run:
         accelerator.print("RANKS", accelerator.num_processes, len(right), float(right.float().mean()))
         if run.report(accuracy=float(right.float().mean()), count=len(right)):
             break
+del loss  # with it go the threads of its gradients, before those of the ranks' connections
+accelerator.free_memory(model, optimizer)
 accelerator.end_training()
 """
 
@@ -105,6 +109,7 @@ trainer.fit(Linear(), loader(slice(0, 1500), True), loader(slice(1500, None), Fa
 print("FINAL", float(trainer.callback_metrics["val_accuracy"]))
 """
 SPACE = {"my_width": None}
+A_ACCURACY = {"quality": "a_accuracy", "at_least": 0.05}
 
 
 def run(folder: Path, script: str, **changes) -> list[dict]:
@@ -126,7 +131,9 @@ def test_hugging_face_trainer(warm: bool, tmp_path: Path) -> None:
     command = "python train.py {learning_rate} {output_dir}"
     (record,) = run(tmp_path, TRAINER, command=command, space=SPACE, workload={"warm": warm})
     assert [point["step"] for point in record["evals"]] == [32, 64, 96]
-    assert record["quality"]["count"] == 297 and record["quality"]["value"] == float(logged(tmp_path, "FINAL")[0])
+    assert record["quality"]["count"] == 297 and record["quality"]["value"] == float(
+        logged(tmp_path, "FINAL")[0]
+    )
     assert record["energy_kwh"]["eval"] >= 0 and record["duration_s"]["eval"] > 0
 
 
@@ -144,7 +151,56 @@ def test_a_launcher_starts_two_ranks_itself(tmp_path: Path) -> None:
 
 
 def test_lightning(tmp_path: Path) -> None:
-    (record,) = run(tmp_path, LIGHTNING, command="python train.py {learning_rate} {output_dir}", space=SPACE)
+    (record,) = run(
+        tmp_path, LIGHTNING, command="python train.py {learning_rate} {output_dir}", space=SPACE
+    )
     assert [point["step"] for point in record["evals"]] == [30, 60, 90]
     assert record["quality"]["value"] == float(logged(tmp_path, "FINAL")[0])
     assert json.dumps(record["evals"][0]["value"])
+
+
+def test_a_trainers_evaluations_and_checkpoints_are_no_training(tmp_path: Path) -> None:
+    slow = "def metrics(found):\n    import time\n    time.sleep(1)\n    return {"
+    script = TRAINER.replace(
+        "config = Auto", slow + '"accuracy": 1.0 - found.label_ids.size / 1e4}\nconfig = Auto', 1
+    )
+    head, _, tail = script.partition("    compute_metrics=lambda")
+    script = head + "    compute_metrics=metrics,\n" + tail.partition("\n")[2]
+    script = script.replace(
+        'save_strategy="no"', 'save_strategy="steps", save_steps=32, eval_on_start=True'
+    )
+    script = script.replace(
+        "eval_dataset=rows[1500:]", 'eval_dataset={"a": rows[1500:], "b": rows[:100]}'
+    )
+    script = script.replace('callback("eval_accuracy")', 'callback("eval_a_accuracy")')
+    script = script.replace('trainer.evaluate()["eval_accuracy"]', "trainer.evaluate(rows[:10])")
+    command = "python train.py {learning_rate} {output_dir}"
+    study = study_of(
+        tmp_path, script, command=command, space=SPACE, budget={"trials": 1}, target=A_ACCURACY
+    )
+    done = carbonopt("run", study, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = exported(tmp_path / "out")
+    assert [point["step"] for point in record["evals"]] == [0, 32, 64, 96]
+    assert record["quality"]["value"] == pytest.approx(1.0 - 297 / 1e4), (
+        "not that of the test afterwards"
+    )
+    stages = {name: cost["duration_s"] for name, cost in record["stages"].items()}
+    assert stages["evaluation"] > 8 and stages["saving"] > 0 and stages["after"] > 1
+    assert record["duration_s"]["train"] == pytest.approx(
+        stages["compile"] + stages["steps"], abs=0.1
+    )
+    assert record["duration_s"]["eval"] == pytest.approx(stages["evaluation"], abs=0.1)
+
+
+def test_lightnings_checkpoints_and_later_validations_are_no_training(tmp_path: Path) -> None:
+    later = LIGHTNING.replace("enable_checkpointing=False", "enable_checkpointing=True")
+    later += "trainer.validate(Linear(), loader(slice(0, 50), False))\n"
+    (record,) = run(
+        tmp_path, later, command="python train.py {learning_rate} {output_dir}", space=SPACE
+    )
+    assert [point["step"] for point in record["evals"]] == [30, 60, 90]
+    assert record["quality"]["value"] == float(logged(tmp_path, "FINAL")[0])
+    assert (
+        record["stages"]["saving"]["duration_s"] > 0 and record["stages"]["after"]["duration_s"] > 0
+    )

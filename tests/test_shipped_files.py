@@ -1,5 +1,6 @@
 """Every study and every piece that is shipped is valid."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -7,30 +8,47 @@ from pathlib import Path
 import pytest
 import yaml
 
-from carbonopt.cli.check import describe_study
-from carbonopt.energy.intensity import reference_intensity
-from carbonopt.study.check import check
-from carbonopt.study.file import PipelineFile, load_study
-from carbonopt.train.deepspeed_keys import check_deepspeed_keys
+from carbonopt.carbon.intensity import reference_intensity
+from carbonopt.cli.check_text import describe_study
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import PipelineFile, load_study
+from carbonopt.train.optim.deepspeed_keys import check_deepspeed_keys
 
 ROOT = Path(__file__).parent.parent
 STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
-PIECES = sorted(path for path in (ROOT / "configs").glob("*/*.yaml") if path.parent.name != "kubernetes")
+PIECES = sorted(
+    path for path in (ROOT / "configs").glob("*/*.yaml") if path.parent.name != "kubernetes"
+)
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_study_is_valid(path: Path, tmp_path: Path) -> None:
-    """Checked where it stands, with the data that is shipped beside it, and made up what it names in data/."""
+    """Checked where it stands, with the data that is shipped beside it, and made up what it names
+    in data/.
+    """
     copy = tmp_path / "studies" / path.name
     shutil.copytree(ROOT / "studies", copy.parent, ignore=shutil.ignore_patterns("data"))
     pipeline = PipelineFile.load(copy)
-    steps = [] if pipeline is None else [pipeline.study(step) for step in pipeline.pipeline.pipeline]
+    steps = (
+        [] if pipeline is None else [pipeline.study(step) for step in pipeline.pipeline.pipeline]
+    )
     files = steps or [copy]
-    for name in re.findall(
-        r"data/[\w.-]+", "".join(yaml.safe_dump(yaml.safe_load(file.read_text())) for file in files)
-    ):
+    written = "".join(yaml.safe_dump(yaml.safe_load(file.read_text())) for file in files)
+    columns = {
+        "text",
+        "label",
+        "prompt",
+        "response",
+        "chosen",
+        "rejected",
+        "source",
+        "target",
+        *re.findall(r"_column: (\w+)", written),
+    }
+    row = json.dumps(dict.fromkeys(columns, "made up"))
+    for name in re.findall(r"data/[\w.-]+", written):
         (copy.parent / name).parent.mkdir(exist_ok=True)
-        (copy.parent / name).write_text("made up\n" * 100)
+        (copy.parent / name).write_text(f"{row if name.endswith('.jsonl') else 'made up'}\n" * 100)
     for file in files:
         checked = check(load_study(file))
         assert checked.config.name == (f"{path.stem}-{file.stem}" if steps else path.stem)

@@ -8,14 +8,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from carbonopt.core.config import LocalLaunch
-from carbonopt.core.events import PREPARES, Evaluated, Event, Exited, PhaseChanged, Progress, StageBegun
+from carbonopt.core.channel import PREPARES
+from carbonopt.core.events import Evaluated, Event, Exited, PhaseChanged, Progress, StageBegun
 from carbonopt.core.trial import EvalPoint
 from carbonopt.engines.process.environment import Ranks, work_environment
 from carbonopt.engines.process.forking import ForkedWork, ForkServer
 from carbonopt.engines.process.processes import WorkProcesses, run_module
+from carbonopt.spec.launch_settings import LocalLaunch
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300  # the first trial of a home compiles DeepSpeed's operators, beside other tests
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,17 @@ class Run:
     def shape(self) -> list:
         """The conversation, without what is said in passing."""
         said = [event for event in self.events if not isinstance(event, Progress | StageBegun)]
-        return [event.phase if isinstance(event, PhaseChanged) else type(event).__name__ for event in said]
+        return [
+            event.phase if isinstance(event, PhaseChanged) else type(event).__name__
+            for event in said
+        ]
 
 
 @functools.cache
 def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     base = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": path}
     return work_environment(LocalLaunch(gpus=[]), [], base)
 
@@ -63,8 +69,9 @@ def start(
     module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, cold=False,
     forked="carbonopt.train.forked_rank", **environment: str,
 ) -> Run:  # fmt: skip
-    """Until they have ended. They are forked, as a study's are, from a process with the module `forked`; those that are
-    `cold` are not."""
+    """Until they have ended. They are forked, as a study's are, from a process with the module
+    `forked`; those that are `cold` are not.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ranks = [rank | environment for rank in Ranks.alone(world_size).environments]
     if not cold:
@@ -80,7 +87,9 @@ def start(
     try:
         while True:
             event = work.receive(TIMEOUT_S)
-            assert event is not None, f"no word for {TIMEOUT_S} s after {events[-3:]}: {work.log_tail()}"
+            assert event is not None, (
+                f"no word for {TIMEOUT_S} s after {events[-3:]}: {work.log_tail()}"
+            )
             if isinstance(event, Exited):
                 print(work.log_tail())
                 return Run(events, event.code, folder)

@@ -1,4 +1,5 @@
-"""What a training of the task dpo takes beside TRL's DPOTrainer: the same pairs, model and settings, in turn.
+"""What a training of the task dpo takes beside TRL's DPOTrainer: the same pairs, model and
+settings, in turn.
 
 python benchmarks/dpo/compare.py FOLDER [--gpu] [--runs 3]
 """
@@ -14,7 +15,7 @@ from typing import Any
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from carbonopt.core.config import Model, Tokenizer
+from carbonopt.spec.workload_settings import Model, Tokenizer
 from carbonopt.train.data import pair_rows, tokens
 from carbonopt.train.data.pairs import PairDataset, read_pairs
 from carbonopt.train.tasks.dpo import DPOWorkload
@@ -35,9 +36,17 @@ def write_inputs() -> None:
     """The pairs that carbonopt has built in, and a model with random weights and its tokenizer."""
     dataset = PairDataset(builtin="python-docs")
     pairs = read_pairs(dataset).train[:PAIRS]
-    rows = [{"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in pairs]
+    rows = [
+        {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in pairs
+    ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = {"model_type": "gpt2", "n_layer": LAYERS, "n_embd": WIDTH, "n_head": WIDTH // 32, "n_positions": LENGTH}
+    model = {
+        "model_type": "gpt2",
+        "n_layer": LAYERS,
+        "n_embd": WIDTH,
+        "n_head": WIDTH // 32,
+        "n_positions": LENGTH,
+    }
     workload = DPOWorkload(
         task="dpo",
         model=Model(from_config=model),
@@ -52,7 +61,9 @@ def write_inputs() -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "base")
 
 
-def study(name: str, workload: dict[str, Any], target: dict[str, Any], space: dict[str, Any]) -> Path:
+def study(
+    name: str, workload: dict[str, Any], target: dict[str, Any], space: dict[str, Any]
+) -> Path:
     raw = {
         "name": name,
         "workload": workload,
@@ -70,9 +81,17 @@ def study(name: str, workload: dict[str, Any], target: dict[str, Any], space: di
 def studies() -> dict[str, Path]:
     """By name; each has one trial."""
     script = Path(__file__).with_name("trl_dpo.py").resolve()
-    command = f"{sys.executable} {script} --base base --rows rows.jsonl --batch {{global_batch_size}} --seed {{seed}}"
+    command = (
+        f"{sys.executable} {script} --base base --rows rows.jsonl --batch {{global_batch_size}}"
+        " --seed {seed}"
+    )
     command += f" --lr {{learning_rate}} --bf16 {int(given.gpu)}"
-    own = {"task": "dpo", "model": {"name_or_path": "./base"}, "sequence_length": LENGTH, "evaluations": 1}
+    own = {
+        "task": "dpo",
+        "model": {"name_or_path": "./base"},
+        "sequence_length": LENGTH,
+        "evaluations": 1,
+    }
     own["dataset"] = {"train_files": ["rows.jsonl"], "eval_fraction": 0.1}
     rates = {"global_batch_size": BATCH, "learning_rate": RATE}
     made = {
@@ -91,8 +110,14 @@ def trial(name: str, path: Path, number: int) -> dict[str, Any]:
     """The record of one."""
     out = folder / "runs" / f"{name}-{number}"
     command = [sys.executable, "-m", "carbonopt"]
-    subprocess.run([*command, "run", path, "--out", out, "--seed", str(number)], check=True, stdout=subprocess.DEVNULL)
-    exported = subprocess.run([*command, "export", out], check=True, capture_output=True, text=True).stdout
+    subprocess.run(
+        [*command, "run", path, "--out", out, "--seed", str(number)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    exported = subprocess.run(
+        [*command, "export", out], check=True, capture_output=True, text=True
+    ).stdout
     record: dict[str, Any] = json.loads(exported)
     assert record["state"] == "complete", record
     return record
@@ -109,5 +134,9 @@ for name, runs in records.items():
     setup = [record["duration_s"]["setup"] for record in runs]
     spread = stdev(joules) if len(joules) > 1 else 0.0
     line = {"name": name, "runs": len(runs), "train_j": mean(joules), "train_j_deviation": spread}
-    line |= {"train_s": mean(seconds), "setup_s": mean(setup), "peak_memory_gib": runs[0]["peak_memory_gib"]}
+    line |= {
+        "train_s": mean(seconds),
+        "setup_s": mean(setup),
+        "peak_memory_gib": runs[0]["peak_memory_gib"],
+    }
     print(json.dumps(line))

@@ -1,4 +1,6 @@
-"""TRL's DPOTrainer, as `task: script` measures it: on DeepSpeed, with the settings of the task dpo beside it."""
+"""TRL's DPOTrainer, as `task: script` measures it: on DeepSpeed, with the settings of the task dpo
+beside it.
+"""
 
 import argparse
 import json
@@ -21,7 +23,13 @@ parser.add_argument("--bf16", type=int, required=True)
 parser.add_argument("--precompute", type=int, required=True)
 given = parser.parse_args()
 
-alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+alone = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29512",
+}
 os.environ.update(alone)  # DeepSpeed would look for MPI
 
 rows = [json.loads(line) for line in given.rows.read_text().splitlines()]

@@ -8,15 +8,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carbonopt.core.config import LocalLaunch, StudyConfig
-from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import Phase, TrialRecord, TrialSpec
+from carbonopt.core.trial import Phase, TrialRecord
 from carbonopt.core.units import JOULES_PER_KWH
 from carbonopt.energy.hardware import describe_hardware
 from carbonopt.engines.local import LocalEngine
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.launch_settings import LocalLaunch
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.file import load_study
-from carbonopt.study.supervisor import Rules, TrialWatch, begun
+from carbonopt.study.study_file import load_study
+from carbonopt.study.trial_rules import Rules
+from carbonopt.study.trial_watch import TrialWatch, begun
 
 HERE = Path(__file__).parent
 
@@ -24,8 +27,12 @@ HERE = Path(__file__).parent
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("out", type=Path, help="JSON file for the results")
-    parser.add_argument("--gpus", type=int, nargs="*", default=[0], help="NVML indices; none: the CPU")
-    parser.add_argument("--study", type=Path, default=HERE / "study.yaml", help="a study file of one configuration")
+    parser.add_argument(
+        "--gpus", type=int, nargs="*", default=[0], help="NVML indices; none: the CPU"
+    )
+    parser.add_argument(
+        "--study", type=Path, default=HERE / "study.yaml", help="a study file of one configuration"
+    )
     return parser
 
 
@@ -49,10 +56,13 @@ class Run(NamedTuple):
 
 
 def trained(config: StudyConfig, runs: Iterable[Run]) -> Iterator[tuple[TrialRecord, list[Any]]]:
-    """Trains configurations of the study's space one after the other, each in a trial's own fresh processes and to its
-    end. Yields each record, and the idle power of each GPU."""
+    """Trains configurations of the study's space one after the other, each in a trial's own fresh
+    processes and to its end. Yields each record, and the idle power of each GPU.
+    """
     space = SearchSpace(config.search.space, config.launch.world_size, bool(config.launch.gpus))
-    rules = Rules(None, False, None, lambda energy_kwh: energy_kwh, lambda: False, lambda: False, 300.0)
+    rules = Rules(
+        None, False, None, lambda energy_kwh: energy_kwh, lambda: False, lambda: False, 300.0
+    )
     with tempfile.TemporaryDirectory() as folder:
         paths = StudyPaths(Path(folder))
         engine = LocalEngine(config)
@@ -90,12 +100,16 @@ def trained(config: StudyConfig, runs: Iterable[Run]) -> Iterator[tuple[TrialRec
 def train_joules(record: TrialRecord) -> float:
     """By the GPUs' own counters, where there are any; else as modelled."""
     counted = record.gpu_energy_kwh
-    return JOULES_PER_KWH * (record.energy_kwh.train if counted is None else counted["train"].counter)
+    return JOULES_PER_KWH * (
+        record.energy_kwh.train if counted is None else counted["train"].counter
+    )
 
 
 def write(out: Path, gpus: list[int], results: dict) -> None:
     """The results with what they were measured on."""
-    versions = {name: version(name) for name in ("torch", "deepspeed", "transformers", "codecarbon")}
+    versions = {
+        name: version(name) for name in ("torch", "deepspeed", "transformers", "codecarbon")
+    }
     head = {"hardware": describe_hardware(gpus).model_dump(), "versions": versions}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({**head, **results}, indent=1) + "\n")

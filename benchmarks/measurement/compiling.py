@@ -1,13 +1,14 @@
-"""Whether a configuration's energy depends on its place in the study, where some compile their kernels.
+"""Whether a configuration's energy depends on its place in the study, where some compile their
+kernels.
 
-    python benchmarks/measurement/compiling.py OUT.json --study STUDY.yaml [--gpus 0] [--orders 10] [--without 4]
-        [--batches 16 32] [--epochs 1]
+    python benchmarks/measurement/compiling.py OUT.json --study STUDY.yaml [--gpus 0] [--orders 10]
+        [--without 4] [--batches 16 32] [--epochs 1]
 
-The study's workload is trained once with each batch, with `torch_compile` and without, in --orders random orders, each
-beginning with an empty cache of compiled kernels. As a study does, a probe compiles what a trial would compile; then
---without orders more have no probes. Prints, for each configuration, the energy of its training: mean, standard
-deviation over the orders, and that of the orders in which it came first against the others; and in how many orders all
-rank as their means do.
+The study's workload is trained once with each batch, with `torch_compile` and without, in --orders
+random orders, each beginning with an empty cache of compiled kernels. As a study does, a probe
+compiles what a trial would compile; then --without orders more have no probes. Prints, for each
+configuration, the energy of its training: mean, standard deviation over the orders, and that of the
+orders in which it came first against the others; and in how many orders all rank as their means do.
 """
 
 import os
@@ -21,7 +22,7 @@ from typing import Any
 import common
 import numpy as np
 
-from carbonopt.core.config import Space
+from carbonopt.spec.space_settings import Space
 
 Values = dict[str, Any]
 Order = list[tuple[str, float]]  # configurations and the joules of their trainings
@@ -38,9 +39,15 @@ def main() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder  # the trials' processes inherit it
         records, orders = measured(options, Path(folder))
     common.write(options.out, options.gpus, {"trials": records})
-    print("| probes | configuration | J | standard deviation | first in its order ÷ otherwise | orders |")
+    print(
+        "| probes | configuration | J | standard deviation | first in its order ÷ otherwise |"
+        " orders |"
+    )
     print("| --- | --- | ---: | ---: | ---: | ---: |")
-    for probes, of_kind in (("with", orders[: options.orders]), ("without", orders[options.orders :])):
+    for probes, of_kind in (
+        ("with", orders[: options.orders]),
+        ("without", orders[options.orders :]),
+    ):
         if of_kind:
             print("\n".join(table(of_kind, probes)))
 
@@ -64,7 +71,10 @@ def measured(options: Any, cache: Path) -> tuple[list[Values], list[Order]]:
         for batch in options.batches
         for compiles in (False, True)
     ]
-    orders = [[both[i] for i in rng.permutation(len(both))] for _ in range(options.orders + options.without)]
+    orders = [
+        [both[i] for i in rng.permutation(len(both))]
+        for _ in range(options.orders + options.without)
+    ]
     records: list[Values] = []
     trainings: Order = []
     for record, _ in common.trained(config, runs(orders, options.orders, cache)):
@@ -74,7 +84,9 @@ def measured(options: Any, cache: Path) -> tuple[list[Values], list[Order]]:
         if record.stop_reason is None:
             trainings.append((name_of(record.params), common.train_joules(record)))
             print(f"{len(trainings)} of {len(both) * len(orders)}: {trainings[-1]}", flush=True)
-    return records, [trainings[first : first + len(both)] for first in range(0, len(trainings), len(both))]
+    return records, [
+        trainings[first : first + len(both)] for first in range(0, len(trainings), len(both))
+    ]
 
 
 def runs(orders: list[list[Values]], with_probes: int, cache: Path) -> Iterator[common.Run]:
@@ -97,11 +109,16 @@ def table(orders: list[Order], probes: str) -> Iterator[str]:
         joules = [dict(order)[name] for order in orders]
         first = [dict(order)[name] for order in orders if order[0][0] == name]
         others = [dict(order)[name] for order in orders if order[0][0] != name]
-        ratio = f"{statistics.fmean(first) / statistics.fmean(others):.3f}" if first and others else "–"
+        ratio = (
+            f"{statistics.fmean(first) / statistics.fmean(others):.3f}" if first and others else "–"
+        )
         spread = statistics.stdev(joules) / means[name] if len(joules) > 1 else 0.0
         yield f"| {probes} | {name} | {means[name]:.4g} | {spread:.1%} | {ratio} | {len(orders)} |"
     expected = sorted(means, key=lambda name: means[name])
-    alike = sum(sorted(dict(order), key=lambda name, of=dict(order): of[name]) == expected for order in orders)
+    alike = sum(
+        sorted(dict(order), key=lambda name, of=dict(order): of[name]) == expected
+        for order in orders
+    )
     yield f"| {probes} | ranked as by their means | | | | {alike} of {len(orders)} |"
 
 

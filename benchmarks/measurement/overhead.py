@@ -1,14 +1,18 @@
-"""What measuring costs a trial: steps with the study running and measuring, against steps with it stopped, in turn.
+"""What measuring costs a trial: steps with the study running and measuring, against steps with it
+stopped, in turn.
 
-    python benchmarks/measurement/overhead.py OUT.json [--gpus 0 1] [--block 50] [--epochs 100] [--dose 1]
+    python benchmarks/measurement/overhead.py OUT.json [--gpus 0 1] [--block 50] [--epochs 100]
+        [--dose 1]
 
-A real study of one trial; its process stops the study (SIGSTOP) before every other block of steps, so that nothing is
-measured, answered or stored, and lets it go on after. The two kinds of blocks differ in nothing else. A block counts
-with the median of its steps, by the GPU's own clock, since the host of a virtual machine stumbles now and then. What
-the trial waits for the study's answers, at its phase changes and evaluations, is timed where it waits.
+A real study of one trial; its process stops the study (SIGSTOP) before every other block of steps,
+so that nothing is measured, answered or stored, and lets it go on after. The two kinds of blocks
+differ in nothing else. A block counts with the median of its steps, by the GPU's own clock, since
+the host of a virtual machine stumbles now and then. What the trial waits for the study's answers,
+at its phase changes and evaluations, is timed where it waits.
 
-With --dose 10 the trial reports, and the study reads its meters, ten times as often: an effect too small to be seen in
-its natural dose shows there. With --dose 0 the study is never stopped: what differs then is the benchmark's own error.
+With --dose 10 the trial reports, and the study reads its meters, ten times as often: an effect too
+small to be seen in its natural dose shows there. With --dose 0 the study is never stopped: what
+differs then is the benchmark's own error.
 """
 
 import itertools
@@ -24,7 +28,8 @@ from pathlib import Path
 
 import common
 
-PLAN = "OVERHEAD_PLAN"  # environment variable: the study's process, steps of a block, file for the timings
+# environment variable: the study's process, steps of a block, file for the timings
+PLAN = "OVERHEAD_PLAN"
 WARM_UP_STEPS = 20
 
 
@@ -32,7 +37,7 @@ def trial(spec_file: str) -> int:
     """A trial's rank, with a clock in it."""
     from transformers import TrainerControl
 
-    from carbonopt.train import loop, ranks, worker
+    from carbonopt.train import ranks, training_loop, worker
     from carbonopt.train.client import Speaker
 
     study, block, dose, out = json.loads(os.environ[PLAN])
@@ -47,7 +52,7 @@ def trial(spec_file: str) -> int:
             timings["waits_s"].append(time.perf_counter() - began)
             return answer
 
-    class Blocks(loop.Evaluations):
+    class Blocks(training_loop.Evaluations):
         measuring = True
         marks: list
 
@@ -60,7 +65,9 @@ def trial(spec_file: str) -> int:
                 self._speaker = None
             control = super().on_step_end(args, state, control, **kwargs)
             self._speaker = speaker
-            if evaluates and speaker is not None:  # each time, since the study ends a trial that says it has finished
+            if (
+                evaluates and speaker is not None
+            ):  # each time, since the study ends a trial that says it has finished
                 Path(out).write_text(json.dumps(timings))
             if evaluates or state.global_step < WARM_UP_STEPS:
                 self.marks = [_mark()]
@@ -69,9 +76,14 @@ def trial(spec_file: str) -> int:
             if len(self.marks) > block:
                 kind = "measured_s" if self.measuring else "unmeasured_s"
                 timings[kind].append((state.global_step, statistics.median(_steps_s(self.marks))))
-                # The study measures again well before an evaluation, whose answer shall not wait for its waking up.
-                next_evaluation = min(step for step in self._evaluation_steps if step > state.global_step)
-                self._go(measuring=not self.measuring or next_evaluation - state.global_step < 2 * block)
+                # The study measures again well before an evaluation, whose answer shall not wait
+                # for its waking up.
+                next_evaluation = min(
+                    step for step in self._evaluation_steps if step > state.global_step
+                )
+                self._go(
+                    measuring=not self.measuring or next_evaluation - state.global_step < 2 * block
+                )
                 self.marks = [_mark()]
             return control
 
@@ -81,7 +93,7 @@ def trial(spec_file: str) -> int:
                 os.kill(study, signal.SIGSTOP if dose and not measuring else signal.SIGCONT)
                 time.sleep(0.05)  # until it runs or stands
 
-    loop.Evaluations = Blocks
+    training_loop.Evaluations = Blocks
     worker.Speaker = TimedSpeaker
     try:
         code = worker.main(spec_file)
@@ -122,8 +134,9 @@ def main() -> None:
     from carbonopt.engines.process.launcher import ProcessLauncher
     from carbonopt.engines.process.processes import WorkProcesses
     from carbonopt.storage.paths import StudyPaths
-    from carbonopt.study import loop as study
-    from carbonopt.study.check import check
+    from carbonopt.study.run_study import run_study
+    from carbonopt.study.session import Session
+    from carbonopt.study.study_checks import check
     from carbonopt.study.trackers import open_trackers
 
     class Timed(ProcessLauncher):
@@ -133,7 +146,9 @@ def main() -> None:
             plan = json.dumps([os.getpid(), options.block, options.dose, str(timings_file)])
             argv = [sys.executable, __file__, "--trial", str(spec_file)]
             environment = {**self._environment, PLAN: plan}
-            return WorkProcesses(argv, Ranks.alone(self._launch.world_size).environments, environment, log)
+            return WorkProcesses(
+                argv, Ranks.alone(self._launch.world_size).environments, environment, log
+            )
 
     class Silent:
         def __getattr__(self, name):
@@ -141,22 +156,25 @@ def main() -> None:
 
     local.ProcessLauncher = Timed
     config = common.study(options.study, options.gpus)
-    space = config.search.space.model_copy(update={"epochs": type(config.search.space.epochs)(value=options.epochs)})
+    space = config.search.space.model_copy(
+        update={"epochs": type(config.search.space.epochs)(value=options.epochs)}
+    )
     config = config.model_copy(update={"search": config.search.model_copy(update={"space": space})})
     with tempfile.TemporaryDirectory() as folder:
         timings_file = Path(folder) / "timings.json"
         paths = StudyPaths(Path(folder) / "study")
         paths.root.mkdir()
         trackers = open_trackers(config, paths.trackers, print)
-        data = study.run_study(check(config), "", paths, None, Silent(), trackers, lambda: False)
+        data = run_study(Session(check(config), "", paths, Silent(), trackers, lambda: False))
         if data.records[0].failure is not None:
             sys.exit(data.records[0].failure.text)
         timings = json.loads(timings_file.read_text())
-    # Each unmeasured block against the measured ones beside it, so that a drift cancels; by logarithms, since a mean of
-    # quotients is too large by the noise of what it divides by.
+    # Each unmeasured block against the measured ones beside it, so that a drift cancels; by
+    # logarithms, since a mean of quotients is too large by the noise of what it divides by.
     measured = dict(timings["measured_s"])
     ratios = [
-        math.log(measured[step - options.block] * measured[step + options.block]) / 2 - math.log(step_s)
+        math.log(measured[step - options.block] * measured[step + options.block]) / 2
+        - math.log(step_s)
         for step, step_s in timings["unmeasured_s"]
         if step - options.block in measured and step + options.block in measured
     ]

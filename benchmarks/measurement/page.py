@@ -2,8 +2,8 @@
 
     python benchmarks/measurement/page.py [FOLDER OF RESULTS]
 
-The folder (default: reports/measurement) holds what windows.py, closure.py, repeats.py and overhead.py wrote; a table
-is made of each that is there. All numbers come from those files.
+The folder (default: reports/measurement) holds what windows.py, closure.py, repeats.py, overhead.py
+and neighbours.py wrote; a table is made of each that is there. All numbers come from those files.
 """
 
 import json
@@ -28,9 +28,12 @@ def main(folder: Path) -> None:
         ("closure", _closure),
         ("repeats", _repeats),
         ("overhead", _overhead),
+        ("neighbours", _neighbours),
     )
     for name, section in sections:
-        section_results = {stem: result for stem, result in results.items() if stem.startswith(name)}
+        section_results = {
+            stem: result for stem, result in results.items() if stem.startswith(name)
+        }
         if section_results:
             parts.append(section(section_results))
     (REPORTS / "measurement.md").write_text("\n\n".join(parts) + "\n")
@@ -60,7 +63,9 @@ def _windows(results: dict[str, Result]) -> str:
         gpus = len(result["hardware"]["gpus"])
         for window_s in sorted({window["window_s"] for window in result["windows"]}):
             windows = [window for window in result["windows"] if window["window_s"] == window_s]
-            differences = [100 * (window["codecarbon"] / window["counter"] - 1) for window in windows]
+            differences = [
+                100 * (window["codecarbon"] / window["counter"] - 1) for window in windows
+            ]
             rows.append(
                 [
                     gpus,
@@ -69,7 +74,9 @@ def _windows(results: dict[str, Result]) -> str:
                     f"{statistics.fmean(window['counter'] for window in windows) / 1000:.3f}",
                     f"{statistics.fmean(window['codecarbon'] for window in windows) / 1000:.3f}",
                     f"{min(differences):+.2f} to {max(differences):+.2f}",
-                    f"{100 * statistics.fmean(reading['uncertainty'] / reading['counter'] for reading in windows):.2f}",
+                    (
+                        f"{100 * statistics.fmean(reading['uncertainty'] / reading['counter'] for reading in windows):.2f}"
+                    ),
                 ]
             )
         idle += [
@@ -87,7 +94,7 @@ def _windows(results: dict[str, Result]) -> str:
             "## Two readings of the same windows",
             "`windows.py`: full load (matrix products), the device synchronised at both ends.",
             _table(
-                ["GPUs", "Window (s)", "EnergyWindows", "Counter (kJ)", "CodeCarbon (kJ)", "Difference (%)",
+                ["GPUs", "Window (s)", "Windows", "Counter (kJ)", "CodeCarbon (kJ)", "Difference (%)",
                  "Counter's ticks (± %)"],
                 rows,
             ),
@@ -95,7 +102,7 @@ def _windows(results: dict[str, Result]) -> str:
             "last column is what the counter's own ticks leave open at full power: tick × power ÷ √6 of a window's "
             "energy. Here it is an upper bound, since the GPUs stand still at a window's edge.",
             "Idle, before the load and with no CUDA context:",
-            _table(["GPUs", "GPU", "Idle power (W)", "EnergyWindows of 1 s", "Counter's tick (s)"], idle),
+            _table(["GPUs", "GPU", "Idle power (W)", "Windows of 1 s", "Counter's tick (s)"], idle),
         ]
     )  # fmt: skip
 
@@ -103,8 +110,11 @@ def _windows(results: dict[str, Result]) -> str:
 def _closure(results: dict[str, Result]) -> str:
     parts = [
         "## Do the parts add up to the whole?",
-        "`closure.py`: a study of ten trials (a GPT-2 of 300 million parameters; the same command that users run), two "
-        "of which can't fit in the memory, and one killed from outside (SIGKILL to its ranks).",
+        (
+            "`closure.py`: a study of ten trials (a GPT-2 of 300 million parameters; the same"
+            " command that users run), two of which can't fit in the memory, and one killed from"
+            " outside (SIGKILL to its ranks)."
+        ),
     ]
     for result in results.values():
         footprint, (session,) = result["footprint"], result["sessions"]
@@ -114,7 +124,10 @@ def _closure(results: dict[str, Result]) -> str:
                 trial["trial"],
                 trial["state"] + (f" ({trial['stop_reason']})" if trial["stop_reason"] else ""),
                 trial["failure"] or "",
-                *(f"{joules_from_kwh(trial['gpu_energy_kwh'][phase]['counter']):,.0f}" for phase in PHASES),
+                *(
+                    f"{joules_from_kwh(trial['gpu_energy_kwh'][phase]['counter']):,.0f}"
+                    for phase in PHASES
+                ),
                 f"{_differs(trial):+.2f}",
             ]
             for trial in result["trials"]
@@ -126,7 +139,11 @@ def _closure(results: dict[str, Result]) -> str:
             *(f"GPU, {phase} (J)" for phase in PHASES),
             "CodeCarbon, whole trial (%)",
         ]
-        trials_kwh = sum(trial["gpu_energy_kwh"][phase]["counter"] for trial in result["trials"] for phase in PHASES)
+        trials_kwh = sum(
+            trial["gpu_energy_kwh"][phase]["counter"]
+            for trial in result["trials"]
+            for phase in PHASES
+        )
         sums = [
             ["trials", f"{joules_from_kwh(trials_kwh):,.0f}"],
             ["preparation", f"{joules_from_kwh(session['prepare_gpu_kwh']):,.0f}"],
@@ -136,11 +153,18 @@ def _closure(results: dict[str, Result]) -> str:
             ["**parts ÷ outer, GPUs**", f"{footprint['gpu_closure']:.5f}"],
             ["parts ÷ outer, with CPU and RAM (modelled)", f"{footprint['closure']:.5f}"],
         ]
-        parts += [f"On {_count(gpus)}:", _table(labels, rows), _table(["Energy of the GPUs", "J"], sums)]
+        parts += [
+            f"On {_count(gpus)}:",
+            _table(labels, rows),
+            _table(["Energy of the GPUs", "J"], sums),
+        ]
     parts.append(
-        "Every window begins where the last one ended, and the outer reading is of the same counters: this checks the "
-        "book-keeping, that no window was lost or counted twice, through kills and failures too. What is used while "
-        "the meter sets itself up, before the first window, is in neither."
+        "Every window begins where the last one ended, and the outer reading is of the same"
+        " counters: this checks the book-keeping, that no window was lost or counted twice, through"
+        " kills and failures too. The two may differ by a tick of each counter (0.1 s at its power)"
+        " at the study's end: a window that ends between two ticks is given what was used until"
+        " then. What is used while the meter sets itself up, before the first window, is in"
+        " neither."
     )
     return "\n\n".join(parts)
 
@@ -148,7 +172,8 @@ def _closure(results: dict[str, Result]) -> str:
 def _differs(trial: Result, phases: tuple[str, ...] = PHASES) -> float:
     """CodeCarbon's reading ÷ the counters' − 1 over these phases of a trial together, in percent."""
     codecarbon, counter = (
-        sum(trial["gpu_energy_kwh"][phase][reading] for phase in phases) for reading in ("codecarbon", "counter")
+        sum(trial["gpu_energy_kwh"][phase][reading] for phase in phases)
+        for reading in ("codecarbon", "counter")
     )
     return 100 * (codecarbon / counter - 1)
 
@@ -156,24 +181,36 @@ def _differs(trial: Result, phases: tuple[str, ...] = PHASES) -> float:
 def _repeats(results: dict[str, Result]) -> str:
     parts = [
         "## One configuration, over and over",
-        "`repeats.py`: nanoGPT's character model, 300 steps of batch 128, each time in fresh processes and with "
-        "another seed.",
+        (
+            "`repeats.py`: nanoGPT's character model, 300 steps of batch 128, each time in fresh"
+            " processes and with another seed."
+        ),
     ]
     for result in results.values():
         trials = result["trials"]
         quantities: dict[str, list[float]] = {
-            "training, GPU (J)": [joules_from_kwh(trial["gpu_energy_kwh"]["train"]["counter"]) for trial in trials],
+            "training, GPU (J)": [
+                joules_from_kwh(trial["gpu_energy_kwh"]["train"]["counter"]) for trial in trials
+            ],
             "training, GPU net of idle (J)": [
-                joules_from_kwh(trial["gpu_energy_kwh"]["train"]["counter"] - trial["gpu_energy_kwh"]["train"]["idle"])
+                joules_from_kwh(
+                    trial["gpu_energy_kwh"]["train"]["counter"]
+                    - trial["gpu_energy_kwh"]["train"]["idle"]
+                )
                 for trial in trials
             ],
             "training, CPU and RAM, modelled (J)": [
-                joules_from_kwh(trial["energy_kwh"]["train_cpu"] + trial["energy_kwh"]["train_ram"]) for trial in trials
+                joules_from_kwh(trial["energy_kwh"]["train_cpu"] + trial["energy_kwh"]["train_ram"])
+                for trial in trials
             ],
-            "training, all of it (J)": [joules_from_kwh(trial["energy_kwh"]["train"]) for trial in trials],
+            "training, all of it (J)": [
+                joules_from_kwh(trial["energy_kwh"]["train"]) for trial in trials
+            ],
             "training (s)": [trial["duration_s"]["train"] for trial in trials],
-            "set-up, GPU (J)": [joules_from_kwh(trial["gpu_energy_kwh"]["setup"]["counter"]) for trial in trials],
-            "perplexity": [trial["perplexity"] for trial in trials],
+            "set-up, GPU (J)": [
+                joules_from_kwh(trial["gpu_energy_kwh"]["setup"]["counter"]) for trial in trials
+            ],
+            "perplexity": [trial["quality"]["value"] for trial in trials],
         }
         rows = [
             [
@@ -185,20 +222,24 @@ def _repeats(results: dict[str, Result]) -> str:
             for name, values in quantities.items()
         ]
         ticks = statistics.fmean(
-            trial["gpu_energy_kwh"]["train"]["uncertainty"] / trial["gpu_energy_kwh"]["train"]["counter"]
+            trial["gpu_energy_kwh"]["train"]["uncertainty"]
+            / trial["gpu_energy_kwh"]["train"]["counter"]
             for trial in trials
         )
         parts += [
             f"On {_count(len(result['hardware']['gpus']))}, {len(trials)} times:",
             _table(["Quantity", "Mean", "± (%)", "Range"], rows),
-            f"The counter's ticks leave ± {100 * ticks:.1f} % open on the training's eight windows of a run: less than "
-            "the runs differ by.",
+            (
+                f"The counter's ticks leave ± {100 * ticks:.1f} % open on the training's eight"
+                " windows of a run: less than the runs differ by."
+            ),
             _by_phase(trials),
         ]
     parts.append(
-        "CodeCarbon does not measure again so soon after it last did, so that the energy of a short evaluation falls "
-        "into the training beside it, and that of the first moments of training into the set-up. That is why the "
-        "counters' own windows are the ones that are used. Over whole trials the two agree."
+        "CodeCarbon does not measure again so soon after it last did, so that the energy of a short"
+        " evaluation falls into the training beside it, and that of the first moments of training"
+        " into the set-up. That is why the counters' own windows are the ones that are used. Over"
+        " whole trials the two agree."
     )
     return "\n\n".join(parts)
 
@@ -250,6 +291,122 @@ def _overhead(results: dict[str, Result]) -> str:
             ),
         ]
     )  # fmt: skip
+
+
+def _neighbours(results: dict[str, Result]) -> str:
+    parts = [
+        "## Beside other work",
+        (
+            "`neighbours.py`: the first demo (`make demo`) on the CPU beside none, one and two"
+            " processes that are busy all the time."
+        ),
+        (
+            "The cores are those of a virtual machine, whose host has other guests. The recommended"
+            " configuration's figures are means of its three seeds; the baseline ran once."
+        ),
+    ]
+    for result in results.values():
+        runs = sorted(result["runs"], key=lambda run: (run["busy"], run["number"]))
+        by_busy = {
+            busy: [run for run in runs if run["busy"] == busy]
+            for busy in sorted({run["busy"] for run in runs})
+        }
+        rows = [_beside(busy, beside, by_busy[min(by_busy)]) for busy, beside in by_busy.items()]
+        labels = [
+            "Busy processes",
+            "Runs",
+            "Time (s)",
+            "Recommendations",
+            "Saving (%)",
+            "Mean saving (%)",
+            "Baseline's training (J)",
+            "Recommended training (J)",
+            "Stopped as too costly",
+            "of which cheaper alone",
+            "Parts ÷ outer",
+        ]
+        each = [
+            [
+                run["busy"],
+                run["number"] + 1,
+                _named(run["params"]),
+                f"{100 * run['saving_fraction']:.1f}",
+            ]
+            for run in runs
+            if run["met"]
+        ]
+        parts += [
+            f"On {result['hardware']['cpu_cores']} cores ({result['study']}):",
+            _table(labels, rows),
+            _table(["Busy processes", "Run", "Recommended", "Saving (%)"], each),
+        ]
+    parts.append(
+        "Ranges are from the lowest to the highest. A trial that was stopped as too costly counts"
+        " as cheaper alone if, by what a step of its batch, optimizer and ZeRO settings took where"
+        " nothing else ran, its training would have taken less there than that of the"
+        " recommendation; in brackets, for how many no run alone tells it."
+    )
+    return "\n\n".join(parts)
+
+
+def _beside(busy: int, runs: list[Result], alone: list[Result]) -> list:
+    met = [run for run in runs if run["met"]]
+    savings = [100 * run["saving_fraction"] for run in met]
+    capped = [trial for run in runs for trial in run["trials"] if trial["stop_reason"] == "cap"]
+    step_j = _step_joules(alone)
+    recommended_j = statistics.fmean(
+        joules_from_kwh(run["energy_kwh"]) for run in alone if run["met"]
+    )
+    known = [trial for trial in capped if _system(trial) in step_j]
+    cheaper = [
+        trial for trial in known if step_j[_system(trial)] * trial["total_steps"] < recommended_j
+    ]
+    return [
+        busy,
+        len(runs),
+        _range([run["seconds"] for run in runs], 0),
+        "; ".join(sorted({_named(run["params"]) for run in met}))
+        + ("" if len(met) == len(runs) else "; not all met"),
+        _range(savings, 1),
+        f"{statistics.fmean(savings):.1f}",
+        _range([joules_from_kwh(run["trials"][0]["energy_kwh"]["train"]) for run in runs], 0),
+        _range([joules_from_kwh(run["energy_kwh"]) for run in met], 1),
+        len(capped),
+        f"{len(cheaper)} ({len(capped) - len(known)})",
+        _range([run["closure"] for run in runs], 5),
+    ]
+
+
+def _step_joules(runs: list[Result]) -> dict[tuple, float]:
+    """By what decides the energy of a step: its mean over the trials of these runs that made twenty
+    and more.
+    """
+    steps: dict[tuple, list[float]] = {}
+    for trial in (
+        trial for run in runs for trial in run["trials"] if (trial["steps_done"] or 0) >= 20
+    ):
+        joules = joules_from_kwh(trial["energy_kwh"]["train"]) / trial["steps_done"]
+        steps.setdefault(_system(trial), []).append(joules)
+    return {system: statistics.fmean(joules) for system, joules in steps.items()}
+
+
+def _system(trial: Result) -> tuple:
+    names = ("global_batch_size", "micro_batch_size_per_gpu", "optimizer", "zero_stage", "offload")
+    return tuple(trial["params"][name] for name in names)
+
+
+def _named(params: Result) -> str:
+    micro = params["micro_batch_size_per_gpu"]
+    batch = f"batch {params['global_batch_size']} (micro {micro})"
+    rest = (
+        f"lr {params['learning_rate']:g}, {params['epochs']:g} epochs, ZeRO {params['zero_stage']}"
+    )
+    return f"{batch}, {rest}, {params['optimizer']}"
+
+
+def _range(values: list[float], decimals: int) -> str:
+    low, high = (f"{value:.{decimals}f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _count(gpus: int) -> str:

@@ -2,9 +2,9 @@
 
     python benchmarks/measurement/record_counter.py FILE.csv [GPU_INDEX ...]
 
-Puts known loads on the GPUs (idle; long loads; short bursts), reads NVML's energy counter as fast as it answers,
-and writes each change of it: seconds since the start, GPU index, millijoules since the start. On standard output: the
-load's timetable, the counter's ticks and what one reading costs.
+Puts known loads on the GPUs (idle; long loads; short bursts), reads NVML's energy counter as fast
+as it answers, and writes each change of it: seconds since the start, GPU index, millijoules since
+the start. On standard output: the load's timetable, the counter's ticks and what one reading costs.
 """
 
 import itertools
@@ -25,7 +25,10 @@ def main(target: Path, indices: list[int]) -> None:
     pynvml.nvmlInit()
     handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices}
     began = time.perf_counter()
-    start_mj = {index: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for index, handle in handles.items()}
+    start_mj = {
+        index: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        for index, handle in handles.items()
+    }
     rows: list[tuple[float, int, int]] = [(0.0, index, 0) for index in indices]
     costs_s: list[float] = []
     done = threading.Event()
@@ -53,7 +56,10 @@ def main(target: Path, indices: list[int]) -> None:
     note("idle, no CUDA context")
     time.sleep(FIRST_IDLE_S)
     note("CUDA starts")
-    matrices = {index: torch.randn(8192, 8192, device=f"cuda:{index}", dtype=torch.bfloat16) for index in indices}
+    matrices = {
+        index: torch.randn(8192, 8192, device=f"cuda:{index}", dtype=torch.bfloat16)
+        for index in indices
+    }
 
     def load(duration_s: float, loaded: list[int]) -> None:
         until = time.perf_counter() + duration_s
@@ -83,7 +89,9 @@ def main(target: Path, indices: list[int]) -> None:
     note("end")
     done.set()
     watcher.join()
-    target.write_text("seconds,gpu,energy_mj\n" + "".join(f"{t:.4f},{index},{mj}\n" for t, index, mj in rows))
+    target.write_text(
+        "seconds,gpu,energy_mj\n" + "".join(f"{t:.4f},{index},{mj}\n" for t, index, mj in rows)
+    )
     first = [t for t, index, _ in rows if index == indices[0]]
     ticks_s = [b - a for a, b in itertools.pairwise(first[1:])]
     print(
@@ -92,8 +100,15 @@ def main(target: Path, indices: list[int]) -> None:
                 "gpus": [pynvml.nvmlDeviceGetName(handle) for handle in handles.values()],
                 "driver": pynvml.nvmlSystemGetDriverVersion(),
                 "timetable": timetable,
-                "tick_s": {"median": statistics.median(ticks_s), "max": max(ticks_s), "min": min(ticks_s)},
-                "reading_ms": {"median": 1000 * statistics.median(costs_s), "max": 1000 * max(costs_s)},
+                "tick_s": {
+                    "median": statistics.median(ticks_s),
+                    "max": max(ticks_s),
+                    "min": min(ticks_s),
+                },
+                "reading_ms": {
+                    "median": 1000 * statistics.median(costs_s),
+                    "max": 1000 * max(costs_s),
+                },
                 "readings": len(costs_s),
             },
             indent=1,

@@ -14,7 +14,9 @@ def main() -> None:
     options = parser.parse_args()
     config = common.study(options.study, options.gpus)
     records = []
-    for record, idle in common.trained(config, [common.Run({}, seed) for seed in range(options.repeats)]):
+    for record, idle in common.trained(
+        config, [common.Run({}, seed) for seed in range(options.repeats)]
+    ):
         if record.failure is not None:
             sys.exit(record.failure.text)
         print(record.value, record.energy_kwh, flush=True)

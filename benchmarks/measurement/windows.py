@@ -1,4 +1,5 @@
-"""EnergyWindows of 2, 10 and 60 s under full load: the GPUs' counters against CodeCarbon's reading of the same windows.
+"""EnergyWindows of 2, 10 and 60 s under full load: the GPUs' counters against CodeCarbon's reading
+of the same windows.
 
 python benchmarks/measurement/windows.py OUT.json [--gpus 0 1]
 """
@@ -10,7 +11,7 @@ import torch
 
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import joules_from_kwh
-from carbonopt.energy.machine import MachineMeter
+from carbonopt.energy.machine_meter import MachineMeter
 
 REPEATS = {2.0: 5, 10.0: 2, 60.0: 1}  # by seconds of a window
 
@@ -18,8 +19,12 @@ REPEATS = {2.0: 5, 10.0: 2, 60.0: 1}  # by seconds of a window
 def main() -> None:
     options = common.arguments(__doc__).parse_args()
     meter = MachineMeter(options.gpus)
-    # CUDA numbers GPUs as NVML does where their order is that of the bus; here all of them are used.
-    matrices = [torch.randn(8192, 8192, device=f"cuda:{index}", dtype=torch.bfloat16) for index in options.gpus]
+    # CUDA numbers GPUs as NVML does where their order is that of the bus; here all of them are
+    # used.
+    matrices = [
+        torch.randn(8192, 8192, device=f"cuda:{index}", dtype=torch.bfloat16)
+        for index in options.gpus
+    ]
 
     def work(duration_s: float) -> None:
         until = time.monotonic() + duration_s
@@ -39,12 +44,16 @@ def main() -> None:
             meter.enter(Phase.GAP)
             reading = meter.take(Phase.TRAIN)[Phase.TRAIN]
             assert reading.gpu is not None
-            in_joules = {name: joules_from_kwh(kwh) for name, kwh in reading.gpu.model_dump().items()}
+            in_joules = {
+                name: joules_from_kwh(kwh) for name, kwh in reading.gpu.model_dump().items()
+            }
             windows.append({"window_s": window_s, "duration_s": reading.duration_s, **in_joules})
             time.sleep(1.0)
     meter.close()
     common.write(
-        options.out, options.gpus, {"idle": [idle_power.model_dump() for idle_power in meter.idle], "windows": windows}
+        options.out,
+        options.gpus,
+        {"idle": [idle_power.model_dump() for idle_power in meter.idle], "windows": windows},
     )
 
 

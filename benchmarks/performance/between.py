@@ -1,8 +1,11 @@
-"""How long a study takes from the end of one trial to the first optimizer step of the next, warm and cold.
+"""How long a study takes from the end of one trial to the first optimizer step of the next, warm
+and cold.
 
-    python benchmarks/performance/between.py STUDY.yaml [--trials N] [--ways warm cold] [--out FILE.json]
+    python benchmarks/performance/between.py STUDY.yaml [--trials N] [--ways warm cold] [--out
+        FILE.json]
 
-Runs the study in empty folders, with the warm start and without. All times are those of the trials' own records.
+Runs the study in empty folders, with the warm start and without. All times are those of the trials'
+own records.
 """
 
 import argparse
@@ -43,7 +46,9 @@ def the_study(study: Path, trials: int, warm: bool) -> dict:
     raw = common.read(study)
     raw["launch"] = {**raw.get("launch", {}), "warm_start": warm}
     raw["budget"] = {"trials": trials}
-    raw["search"]["sampler"] = "random"  # it proposes the same trials for both ways: it learns from no measurement
+    raw["search"]["sampler"] = (
+        "random"  # it proposes the same trials for both ways: it learns from no measurement
+    )
     raw["search"]["pruning"] = {"target": False, "cap": False}
     raw.pop("confirm", None)
     return raw
@@ -56,7 +61,9 @@ def times(before: dict, after: dict) -> dict[str, float]:
         return record["stages"].get(name, {"duration_s": 0.0})["duration_s"]
 
     lasted_s = sum(stage_cost["duration_s"] for stage_cost in before["stages"].values())
-    pause = datetime.fromisoformat(after["started_at"]) - datetime.fromisoformat(before["started_at"])
+    pause = datetime.fromisoformat(after["started_at"]) - datetime.fromisoformat(
+        before["started_at"]
+    )
     parts = {
         "teardown": stage(before, "teardown"),
         "record, propose, start": pause.total_seconds() - lasted_s + stage(after, "imports"),
@@ -71,13 +78,18 @@ def times(before: dict, after: dict) -> dict[str, float]:
 def table(times_by_way: dict[str, list[dict[str, float]]]) -> str:
     """Median (lowest to highest) of each part, in Markdown."""
     names = list(next(iter(times_by_way.values()))[0])
-    lines = [f"| seconds | {' | '.join(f'{name}, n = {len(rows)}' for name, rows in times_by_way.items())} |"]
+    lines = [
+        "| seconds |"
+        f" {' | '.join(f'{name}, n = {len(rows)}' for name, rows in times_by_way.items())} |"
+    ]
     lines.append("| --- |" + " ---: |" * len(times_by_way))
     for part in names:
         cells = []
         for rows in times_by_way.values():
             values = [row[part] for row in rows]
-            cells.append(f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+            cells.append(
+                f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+            )
         lines.append(f"| {part} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -26,14 +26,18 @@ def at_least(least: int) -> Any:
 
 def read(study: Path) -> dict[str, Any]:
     raw = yaml.safe_load(study.read_text(encoding="utf-8"))
-    if not isinstance(raw, dict) or not isinstance(raw.get("search"), dict) or "space" not in raw["search"]:
+    if (
+        not isinstance(raw, dict)
+        or not isinstance(raw.get("search"), dict)
+        or "space" not in raw["search"]
+    ):
         raise SystemExit(f"{study} must be a study file with a search.space, but is not.")
     return raw
 
 
 def run(raw: dict[str, Any], study: Path, folder: Path, *, quiet: bool = False) -> None:
-    """Runs the study `raw` in `folder`. `study` is the file that it came from, or goes to: its paths are relative to
-    that file's folder.
+    """Runs the study `raw` in `folder`. `study` is the file that it came from, or goes to: its
+    paths are relative to that file's folder.
 
     Raises:
         SystemExit: if the study does not come to its end.
@@ -42,7 +46,10 @@ def run(raw: dict[str, Any], study: Path, folder: Path, *, quiet: bool = False) 
     changed.write_text(yaml.safe_dump(raw), encoding="utf-8")
     try:
         done = subprocess.run(
-            [*COMMAND, "run", str(changed), "--out", str(folder)], check=False, capture_output=quiet, text=True
+            [*COMMAND, "run", str(changed), "--out", str(folder)],
+            check=False,
+            capture_output=quiet,
+            text=True,
         )
     finally:
         changed.unlink()
@@ -52,5 +59,7 @@ def run(raw: dict[str, Any], study: Path, folder: Path, *, quiet: bool = False) 
 
 def records(folder: Path) -> list[dict[str, Any]]:
     """Of a study's trials, in their order."""
-    exported = subprocess.run([*COMMAND, "export", str(folder), "--format", "jsonl"], check=True, capture_output=True)
+    exported = subprocess.run(
+        [*COMMAND, "export", str(folder), "--format", "jsonl"], check=True, capture_output=True
+    )
     return [json.loads(line) for line in exported.stdout.splitlines()]

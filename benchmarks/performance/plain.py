@@ -1,8 +1,10 @@
-"""Energy of a token in a plain PyTorch loop, for comparison: the same model, compiled, bf16 autocast, fused AdamW.
+"""Energy of a token in a plain PyTorch loop, for comparison: the same model, compiled, bf16
+autocast, fused AdamW.
 
     python benchmarks/performance/plain.py CONFIG_FOLDER MICRO_BATCH SEQUENCE_LENGTH OUT.json
 
-Prints and writes the energy by the first GPU's own counter over whole steps after the first five, for ten seconds.
+Prints and writes the energy by the first GPU's own counter over whole steps after the first five,
+for ten seconds.
 """
 
 import argparse
@@ -44,7 +46,9 @@ def measure(config_folder: Path, micro_batch: int, sequence_length: int) -> dict
 
     @torch.compile
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(input_ids=inputs).logits.float().flatten(0, 1), targets.flatten())
+        return F.cross_entropy(
+            model(input_ids=inputs).logits.float().flatten(0, 1), targets.flatten()
+        )
 
     def step(index: int) -> None:
         batch = tokens[index % len(tokens)]
@@ -63,7 +67,11 @@ def measure(config_folder: Path, micro_batch: int, sequence_length: int) -> dict
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    before_mj, began, steps = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle), time.monotonic(), 0
+    before_mj, began, steps = (
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle),
+        time.monotonic(),
+        0,
+    )
     while time.monotonic() - began < MEASURED_S:
         step(steps)
         steps += 1

@@ -1,13 +1,16 @@
-"""Time and energy of a step of a small model: trials of a study beside a bare loop of the same shape, in one run.
+"""Time and energy of a step of a small model: trials of a study beside a bare loop of the same
+shape, in one run.
 
-    python benchmarks/performance/small_steps.py STUDY.yaml FOLDER [--batches 16 32 64 128] [--epochs 6] [--device cpu]
+    python benchmarks/performance/small_steps.py STUDY.yaml FOLDER [--batches 16 32 64 128]
+        [--epochs 6] [--device cpu]
 
-The study's model has to be a GPT-2 from its configuration, as in studies/shakespeare-char.yaml. A trial of each batch
-runs with ZeRO 0 and in bf16, with `torch_compile` and without; the bare loop is a transformer of the same sizes in
-plain PyTorch, its layers compiled, bf16, and forward pass, backward pass, clipping and fused AdamW in one CUDA graph,
-on random tokens that lie on the GPU already. Of both, the steps after the first ones count; energy is by the GPUs' own
-counters, of bare loops the first GPU's. On the CPU (--device cpu) the loop has no graph and no energy: that shows only
-that it runs.
+The study's model has to be a GPT-2 from its configuration, as in studies/shakespeare-char.yaml. A
+trial of each batch runs with ZeRO 0 and in bf16, with `torch_compile` and without; the bare loop is
+a transformer of the same sizes in plain PyTorch, its layers compiled, bf16, and forward pass,
+backward pass, clipping and fused AdamW in one CUDA graph, on random tokens that lie on the GPU
+already. Of both, the steps after the first ones count; energy is by the GPUs' own counters, of bare
+loops the first GPU's. On the CPU (--device cpu) the loop has no graph and no energy: that shows
+only that it runs.
 """
 
 import argparse
@@ -40,23 +43,53 @@ def main() -> None:
     raw = common.read(options.study)
     trials = of_trials(raw, options)
     model, length = raw["workload"]["model"]["from_config"], raw["workload"]["sequence_length"]
-    print("| batch | | ms a step | of the bare loop's | J a step | of the bare loop's | first step (s) |")
+    print(
+        "| batch | | ms a step | of the bare loop's | J a step | of the bare loop's | first step"
+        " (s) |"
+    )
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for batch, records in trials.items():
-        sizes = {"layers": model["n_layer"], "heads": model["n_head"], "width": model["n_embd"], "length": length}
-        given = sizes | {"batch": batch, "dropout": model.get("resid_pdrop", 0.1), "device": options.device}
-        command = [sys.executable, __file__, str(options.study), str(options.folder), "--bare", json.dumps(given)]
+        sizes = {
+            "layers": model["n_layer"],
+            "heads": model["n_head"],
+            "width": model["n_embd"],
+            "length": length,
+        }
+        given = sizes | {
+            "batch": batch,
+            "dropout": model.get("resid_pdrop", 0.1),
+            "device": options.device,
+        }
+        command = [
+            sys.executable,
+            __file__,
+            str(options.study),
+            str(options.folder),
+            "--bare",
+            json.dumps(given),
+        ]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         bare = json.loads(done.stdout.splitlines()[-1])
         print(row(batch, "bare loop", bare, bare))
         for record in records:
-            print(row(batch, "trial, compiled" if record["params"]["torch_compile"] else "trial", of(record), bare))
+            print(
+                row(
+                    batch,
+                    "trial, compiled" if record["params"]["torch_compile"] else "trial",
+                    of(record),
+                    bare,
+                )
+            )
 
 
 def of_trials(raw: dict[str, Any], options: argparse.Namespace) -> dict[int, list[dict[str, Any]]]:
     """Of each batch, the records of one trial with torch_compile and one without."""
     space: dict[str, Any] = {
-        **{name: value for name, value in raw["search"]["space"].items() if not isinstance(value, dict)},
+        **{
+            name: value
+            for name, value in raw["search"]["space"].items()
+            if not isinstance(value, dict)
+        },
         "global_batch_size": {"choices": options.batches},
         "learning_rate": 1e-3,
         "epochs": options.epochs,
@@ -67,14 +100,22 @@ def of_trials(raw: dict[str, Any], options: argparse.Namespace) -> dict[int, lis
         space["precision"] = "bf16"
     search = {"space": space, "sampler": "grid", "pruning": {"target": False, "cap": False}}
     budget = {"trials": 2 * len(options.batches)}
-    made = {**raw, "search": search, "budget": budget, "workload": {**raw["workload"], "evaluations": 1}}
+    made = {
+        **raw,
+        "search": search,
+        "budget": budget,
+        "workload": {**raw["workload"], "evaluations": 1},
+    }
     made.pop("confirm", None)
     made["launch"] = {"gpus": [0] if options.device == "cuda" else []}
     if options.device == "cuda":
         made["carbon"] = {**raw["carbon"], "objective": "gpu"}
     common.run(made, options.study, options.folder / "trials", quiet=True)
     records = common.records(options.folder / "trials")
-    return {batch: [r for r in records if r["params"]["global_batch_size"] == batch] for batch in options.batches}
+    return {
+        batch: [r for r in records if r["params"]["global_batch_size"] == batch]
+        for batch in options.batches
+    }
 
 
 def of(record: dict[str, Any]) -> dict[str, float | None]:
@@ -112,28 +153,39 @@ def bare_loop(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             parts = self.qkv(self.norms[0](x)).view(*x.shape[:2], 3, heads, width // heads)
             query, key, value = parts.permute(2, 0, 3, 1, 4)
-            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, dropout_p=dropout, is_causal=True
+            )
             x = x + F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), dropout)
-            return x + F.dropout(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")), dropout)
+            return x + F.dropout(
+                self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")), dropout
+            )
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(length, width)
-            self.blocks, self.norm = nn.ModuleList(Block() for _ in range(layers)), nn.LayerNorm(width)
+            self.blocks, self.norm = (
+                nn.ModuleList(Block() for _ in range(layers)),
+                nn.LayerNorm(width),
+            )
 
         def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             x = F.dropout(self.tokens(inputs) + self.places.weight, dropout)
             for block in self.blocks:
                 x = block(x)
-            return F.cross_entropy(F.linear(self.norm(x), self.tokens.weight).flatten(0, 1).float(), targets.flatten())
+            return F.cross_entropy(
+                F.linear(self.norm(x), self.tokens.weight).flatten(0, 1).float(), targets.flatten()
+            )
 
     torch.manual_seed(0)
     on_gpu = device == "cuda"
     model = Model().to(device)
     for block in model.blocks:
         block.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.99), fused=True, capturable=on_gpu)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), 1e-3, betas=(0.9, 0.99), fused=True, capturable=on_gpu
+    )
     batches = torch.randint(VOCABULARY, (64, batch, length + 1), device=device)
     given = batches[0].clone()
 

@@ -1,14 +1,15 @@
 """What sampling a batch of completions costs by kind of cache, as TRL's trainers sample them.
 
-    python benchmarks/rlhf/generation.py MODEL [--device cuda:0 --dtype bfloat16] [--batch 64] [--prompt 64]
-        [--completion 24]
+    python benchmarks/rlhf/generation.py MODEL [--device cuda:0 --dtype bfloat16] [--batch 64]
+        [--prompt 64] [--completion 24]
 
-MODEL is a folder, or a configuration as `workload.model.from_config` has it, such as '{model_type: gpt2}', whose
-weights are then random. No completion ends early. Prompts are of random lengths, each repeated for its completions, so
-that the longest differs from round to round, as in training. A round measures every cache on the same prompts, in turn;
-of a round before them the first call is shown, which compiles. "Same tokens" is the least share in a round
-of the tokens that greedy decoding makes as with the static cache. Joules are those of the GPU's counter, which NVML
-must know by the same number as CUDA.
+MODEL is a folder, or a configuration as `workload.model.from_config` has it, such as '{model_type:
+gpt2}', whose weights are then random. No completion ends early. Prompts are of random lengths, each
+repeated for its completions, so that the longest differs from round to round, as in training. A
+round measures every cache on the same prompts, in turn; of a round before them the first call is
+shown, which compiles. "Same tokens" is the least share in a round of the tokens that greedy
+decoding makes as with the static cache. Joules are those of the GPU's counter, which NVML must know
+by the same number as CUDA.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, GenerationConfig
 
 from carbonopt.energy.counter import EnergyCounters
-from carbonopt.train.decoding import GRAPHED, install_token_graph
+from carbonopt.train.speed.decoding import GRAPHED, install_token_graph
 
 LEAST_S = 2.0  # of a measurement on a GPU, whose counter ticks every 0.1 s
 GRAPH = "static, CUDA graph"  # as the task rlhf has it on a GPU
@@ -35,15 +36,23 @@ def main() -> None:
     torch.manual_seed(0)
     model = load(options)
     models = {cache: model for cache in options.caches if cache != GRAPH}
-    if GRAPH in options.caches and install_token_graph(graphed := copy.copy(model)):  # with the same weights
+    if GRAPH in options.caches and install_token_graph(
+        graphed := copy.copy(model)
+    ):  # with the same weights
         models[GRAPH] = graphed
-    counters = EnergyCounters([options.device.index or 0]) if options.device.type == "cuda" else None
+    counters = (
+        EnergyCounters([options.device.index or 0]) if options.device.type == "cuda" else None
+    )
     rounds = []
     for number in range(options.rounds + 1):
         prompts = random_prompts(options, model.config.get_text_config().vocab_size)
         turn = list(models) if number % 2 == 0 else list(models)[::-1]
-        rounds.append({name: measured(models[name], prompts, name, options, counters) for name in turn})
-        greedy = {name: generated(models[name], prompts, name, options, do_sample=False) for name in turn}
+        rounds.append(
+            {name: measured(models[name], prompts, name, options, counters) for name in turn}
+        )
+        greedy = {
+            name: generated(models[name], prompts, name, options, do_sample=False) for name in turn
+        }
         for name in turn:
             rounds[-1][name]["same"] = (greedy[name] == greedy["static"]).float().mean().item()
     print(table(model, options, rounds))
@@ -60,7 +69,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of the longest")
     parser.add_argument("--completion", type=int, default=24, help="tokens of each")
     parser.add_argument("--pad-to", type=int, default=1, help="TRL's pad_to_multiple_of")
-    parser.add_argument("--caches", nargs="+", choices=CACHES, default=CACHES, help="dynamic and static among them")
+    parser.add_argument(
+        "--caches", nargs="+", choices=CACHES, default=CACHES, help="dynamic and static among them"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args()
 
@@ -70,14 +81,18 @@ def load(options: argparse.Namespace) -> Any:
     if Path(options.model).is_dir():
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
     else:
-        config = AutoConfig.for_model(**yaml.safe_load(options.model), vocab_size=options.vocabulary)
+        config = AutoConfig.for_model(
+            **yaml.safe_load(options.model), vocab_size=options.vocabulary
+        )
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config.eos_token_id = None  # no completion ends early
     return model.to(options.device).eval()
 
 
 def kinds(options: argparse.Namespace) -> dict[str, GenerationConfig]:
-    """TRL's settings, which never compile, and what transformers does with a static cache on a GPU where it may."""
+    """TRL's settings, which never compile, and what transformers does with a static cache on a GPU
+    where it may.
+    """
     given: dict[str, Any] = {
         "max_new_tokens": options.completion,
         "do_sample": True,
@@ -94,13 +109,17 @@ def kinds(options: argparse.Namespace) -> dict[str, GenerationConfig]:
         "dynamic": GenerationConfig(**given, disable_compile=True),
         "static": GenerationConfig(**given, cache_implementation="static", disable_compile=True),
         GRAPH: GenerationConfig(**(given | GRAPHED)),
-        "static, compiled": GenerationConfig(**given, cache_implementation="static", compile_config=compiling),
+        "static, compiled": GenerationConfig(
+            **given, cache_implementation="static", compile_config=compiling
+        ),
     }
 
 
 def random_prompts(options: argparse.Namespace, vocabulary: int) -> dict[str, torch.Tensor]:
     """Padded on the left; [batch, longest]."""
-    lengths = torch.randint(options.prompt // 2, options.prompt + 1, (options.batch // options.generations,))
+    lengths = torch.randint(
+        options.prompt // 2, options.prompt + 1, (options.batch // options.generations,)
+    )
     lengths = lengths.repeat_interleave(options.generations)
     width = -(-int(lengths.max()) // options.pad_to) * options.pad_to
     mask = (torch.arange(width)[None] >= width - lengths[:, None]).long()
@@ -110,10 +129,16 @@ def random_prompts(options: argparse.Namespace, vocabulary: int) -> dict[str, to
 
 @torch.no_grad()
 def generated(
-    model: Any, prompts: dict[str, torch.Tensor], cache: str, options: argparse.Namespace, **others: Any
+    model: Any,
+    prompts: dict[str, torch.Tensor],
+    cache: str,
+    options: argparse.Namespace,
+    **others: Any,
 ) -> torch.Tensor:
     """Token ids [batch, longest prompt + completion]."""
-    made: torch.Tensor = model.generate(**prompts, generation_config=kinds(options)[cache], **others)
+    made: torch.Tensor = model.generate(
+        **prompts, generation_config=kinds(options)[cache], **others
+    )
     return made
 
 
@@ -137,29 +162,46 @@ def measured(
     return taken | ({"j": (counters.read()[0] - began_j) / calls} if counters else {})
 
 
-def table(model: Any, options: argparse.Namespace, rounds: list[dict[str, dict[str, float]]]) -> str:
+def table(
+    model: Any, options: argparse.Namespace, rounds: list[dict[str, dict[str, float]]]
+) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     device = torch.cuda.get_device_name(options.device) if options.device.type == "cuda" else "CPU"
     first, later = rounds[0], rounds[1:]
     lines = [
-        f"{model.config.model_type}, {parameters / 1e6:.2f} million parameters, {options.dtype}, {device}: "
-        f"{options.batch} completions of {options.completion} tokens, {options.batch // options.generations} prompts "
-        f"of {options.prompt // 2} to {options.prompt}; {len(later)} rounds, median (lowest to highest)",
+        (
+            f"{model.config.model_type}, {parameters / 1e6:.2f} million parameters,"
+            f" {options.dtype}, {device}: {options.batch} completions of {options.completion}"
+            f" tokens, {options.batch // options.generations} prompts of {options.prompt // 2} to"
+            f" {options.prompt}; {len(later)} rounds, median (lowest to highest)"
+        ),
         "",
-        "| cache | seconds a batch | of the dynamic's | tokens/s | J a batch | of the dynamic's | first call (s) "
-        "| same tokens |",
+        (
+            "| cache | seconds a batch | of the dynamic's | tokens/s | J a batch | of the dynamic's"
+            " | first call (s) | same tokens |"
+        ),
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name in first:
         seconds = [taken[name]["s"] for taken in later]
-        cells = [name, spread(seconds), spread([taken[name]["s"] / taken["dynamic"]["s"] for taken in later])]
+        cells = [
+            name,
+            spread(seconds),
+            spread([taken[name]["s"] / taken["dynamic"]["s"] for taken in later]),
+        ]
         cells.append(f"{options.batch * options.completion / median(seconds):,.0f}")
         if "j" in first[name]:
             joules = [taken[name]["j"] for taken in later]
-            cells += [spread(joules), spread([taken[name]["j"] / taken["dynamic"]["j"] for taken in later])]
+            cells += [
+                spread(joules),
+                spread([taken[name]["j"] / taken["dynamic"]["j"] for taken in later]),
+            ]
         else:
             cells += ["", ""]
-        cells += [f"{first[name]['first_s']:.2f}", f"{min(taken[name]['same'] for taken in rounds):.4f}"]
+        cells += [
+            f"{first[name]['first_s']:.2f}",
+            f"{min(taken[name]['same'] for taken in rounds):.4f}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,9 +1,10 @@
-"""What the tasks of preferences and rewards reach on the CPU, by ranks, ZeRO stage and LoRA: every cell a real trial.
+"""What the tasks of preferences and rewards reach on the CPU, by ranks, ZeRO stage and LoRA: every
+cell a real trial.
 
     python benchmarks/rlhf/matrix.py FOLDER [--rows reward dpo grpo rloo]
 
-Each row is a shipped study, shortened, with one seed; its column "start" is a training at a learning rate of nothing.
-Prints a Markdown table; a cell that failed has the reason beneath it.
+Each row is a shipped study, shortened, with one seed; its column "start" is a training at a
+learning rate of nothing. Prints a Markdown table; a cell that failed has the reason beneath it.
 """
 
 import argparse
@@ -18,12 +19,27 @@ import yaml
 STUDIES = Path(__file__).parents[2] / "studies"
 COMMAND = [sys.executable, "-m", "carbonopt"]
 PAIRS = {"global_batch_size": 16, "micro_batch_size_per_gpu": 8, "epochs": 0.2}
-PROMPTS = {"global_batch_size": 64, "micro_batch_size_per_gpu": 32, "num_generations": 8, "epochs": 0.03}
-ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # study, of its workload, of its space
+PROMPTS = {
+    "global_batch_size": 64,
+    "micro_batch_size_per_gpu": 32,
+    "num_generations": 8,
+    "epochs": 0.03,
+}
+ROWS: dict[
+    str, tuple[str, dict[str, Any], dict[str, Any]]
+] = {  # study, of its workload, of its space
     "reward": ("reward", {}, {**PAIRS, "learning_rate": 1e-2}),
     "dpo": ("dpo", {}, {**PAIRS, "learning_rate": 5e-3, "beta": 0.1}),
-    "grpo": ("rlhf", {"algorithm": "grpo"}, {**PROMPTS, "learning_rate": 1e-3, "kl_coefficient": 0.04}),
-    "rloo": ("rlhf", {"algorithm": "rloo"}, {**PROMPTS, "learning_rate": 1e-3, "kl_coefficient": 0.04}),
+    "grpo": (
+        "rlhf",
+        {"algorithm": "grpo"},
+        {**PROMPTS, "learning_rate": 1e-3, "kl_coefficient": 0.04},
+    ),
+    "rloo": (
+        "rlhf",
+        {"algorithm": "rloo"},
+        {**PROMPTS, "learning_rate": 1e-3, "kl_coefficient": 0.04},
+    ),
 }
 RANKS, ZERO_STAGES, LORA_RANKS = (1, 2), (0, 2, 3), (0, 8)
 BESIDE = ("mean_margin", "kl_nats")
@@ -41,12 +57,17 @@ def main() -> None:
         start = trials(row, 1, UNTRAINED, options.folder / f"{row}-start")[0]
         cells = [row, quality(start)]
         for ranks in RANKS:
-            grid = {"zero_stage": {"choices": list(ZERO_STAGES)}, "lora_rank": {"choices": list(LORA_RANKS)}}
+            grid = {
+                "zero_stage": {"choices": list(ZERO_STAGES)},
+                "lora_rank": {"choices": list(LORA_RANKS)},
+            }
             records = trials(row, ranks, grid, options.folder / f"{row}-{ranks}")
             for lora_rank in LORA_RANKS:
                 for stage in ZERO_STAGES:
                     wanted = {"zero_stage": stage, "lora_rank": lora_rank}
-                    record = next(record for record in records if wanted.items() <= record["params"].items())
+                    record = next(
+                        record for record in records if wanted.items() <= record["params"].items()
+                    )
                     cells.append(quality(record))
                     if record["failure"] is not None:
                         where = f"{row}, {ranks} ranks, ZeRO {stage}, LoRA {lora_rank}"
@@ -54,8 +75,16 @@ def main() -> None:
         rows.append(f"| {' | '.join(cells)} |")
     heads = ["", "start"]
     for ranks in RANKS:
-        heads += [f"{ranks}, {lora_rank}, ZeRO {stage}" for lora_rank in LORA_RANKS for stage in ZERO_STAGES]
-    print("\n".join([f"| {' | '.join(heads)} |", f"| ---{' | ---:' * (len(heads) - 1)} |", *rows, *reasons]))
+        heads += [
+            f"{ranks}, {lora_rank}, ZeRO {stage}"
+            for lora_rank in LORA_RANKS
+            for stage in ZERO_STAGES
+        ]
+    print(
+        "\n".join(
+            [f"| {' | '.join(heads)} |", f"| ---{' | ---:' * (len(heads) - 1)} |", *rows, *reasons]
+        )
+    )
 
 
 def trials(row: str, ranks: int, space: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
@@ -71,10 +100,14 @@ def trials(row: str, ranks: int, space: dict[str, Any], folder: Path) -> list[di
     study = STUDIES / f".{row}-matrix.yaml"  # its paths are relative to its folder
     study.write_text(yaml.safe_dump(raw), encoding="utf-8")
     try:
-        subprocess.run([*COMMAND, "run", study, "--out", folder], check=False, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*COMMAND, "run", study, "--out", folder], check=False, stdout=subprocess.DEVNULL
+        )
     finally:
         study.unlink()
-    exported = subprocess.run([*COMMAND, "export", folder, "--format", "jsonl"], check=True, capture_output=True)
+    exported = subprocess.run(
+        [*COMMAND, "export", folder, "--format", "jsonl"], check=True, capture_output=True
+    )
     return [json.loads(line) for line in exported.stdout.splitlines()]
 
 

@@ -1,4 +1,5 @@
-"""What share of its trials' training generating takes, in time and energy, from the records of studies that have run.
+"""What share of its trials' training generating takes, in time and energy, from the records of
+studies that have run.
 
 python benchmarks/rlhf/share.py FOLDER...
 """
@@ -17,7 +18,10 @@ TRAINING = ("compile", "generation", "steps")  # stages; the first is the first 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", type=Path, nargs="+")
-    lines = ["| study | trials | of training's time | of its energy | of the trials' time |", "| --- |" + " ---: |" * 4]
+    lines = [
+        "| study | trials | of training's time | of its energy | of the trials' time |",
+        "| --- |" + " ---: |" * 4,
+    ]
     for folder in parser.parse_args().folders:
         trials = [record["stages"] for record in records(folder) if record["state"] == "complete"]
         cells = [
@@ -37,7 +41,10 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def shares(trials: list[dict[str, dict[str, float]]], of: str, stages: tuple[str, ...]) -> str:
     """Median (lowest to highest)."""
-    found = [trial["generation"][of] / sum(trial[name][of] for name in stages if name in trial) for trial in trials]
+    found = [
+        trial["generation"][of] / sum(trial[name][of] for name in stages if name in trial)
+        for trial in trials
+    ]
     return f"{median(found):.1%} ({min(found):.1%} to {max(found):.1%})"
 
 

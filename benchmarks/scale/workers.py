@@ -1,9 +1,12 @@
-"""Many workers on one replayed study: does each configuration run once, is all energy counted, what does a trial take?
+"""Many workers on one replayed study: does each configuration run once, is all energy counted, what
+does a trial take?
 
-python benchmarks/scale/workers.py OUT.json [--workers 32] [--trials 1000] [--kills 30] [--storage URL] [--seed 0]
+python benchmarks/scale/workers.py OUT.json [--workers 32] [--trials 1000] [--kills 30] [--storage
+    URL] [--seed 0]
 
-A table of 1,200 made-up runs is searched at random, so that nothing but the storage and the workers takes time. Workers
-killed by SIGKILL at random moments, the leading one among them, are started again.
+A table of 1,200 made-up runs is searched at random, so that nothing but the storage and the workers
+takes time. Workers killed by SIGKILL at random moments, the leading one among them, are started
+again.
 """
 
 import argparse
@@ -22,11 +25,11 @@ import numpy as np
 import yaml
 
 from carbonopt.analysis.footprint import footprint
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.core.units import joules_from_kwh
+from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
 
 SPACE = {
@@ -41,15 +44,29 @@ EVALS, J_PER_EVAL, TEXTS = 4, 3.0, 4000
 def recorded(batch: int, rate: float, epochs: int, stage: int) -> dict:
     steps = epochs * TEXTS // batch
     loss = 1.4 + 2 / math.sqrt(epochs) + 0.15 * math.log(rate / (1e-3 * math.sqrt(batch / 32))) ** 2
-    evals = [{"step": steps * n // EVALS, "nll": loss + 0.6 * (1 - n / EVALS)} for n in range(1, EVALS + 1)]
+    evals = [
+        {"step": steps * n // EVALS, "nll": loss + 0.6 * (1 - n / EVALS)}
+        for n in range(1, EVALS + 1)
+    ]
     params = dict(zip(SPACE, (batch, rate, epochs, stage), strict=True))
     costs = {"joules_per_step": 0.5 + 0.02 * batch + 0.2 * stage, "seconds_per_step": 0.01}
-    return {"params": params, "total_steps": steps, **costs, "joules_per_eval": J_PER_EVAL, "evals": evals}
+    return {
+        "params": params,
+        "total_steps": steps,
+        **costs,
+        "joules_per_eval": J_PER_EVAL,
+        "evals": evals,
+    }
 
 
 def study_of(table: Path, trials: int, seed: int) -> dict:
     space = {name: {"choices": choices} for name, choices in SPACE.items()}
-    search = {"sampler": "random", "pruning": {"target": False, "cap": False}, "space": space, "seed": seed}
+    search = {
+        "sampler": "random",
+        "pruning": {"target": False, "cap": False},
+        "space": space,
+        "seed": seed,
+    }
     launch = {"kind": "replay", "table": str(table)}
     return {
         "name": "many-workers",
@@ -74,7 +91,8 @@ class Crew:
 
     def _started(self, index: int) -> subprocess.Popen:
         command = [*self._command, "--worker"] if index else self._command
-        # A file: the one that leads tells of all trials, and a pipe that nobody reads would be full of them.
+        # A file: the one that leads tells of all trials, and a pipe that nobody reads would be full
+        # of them.
         with self._log(index).open("w") as log:
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
 
@@ -107,7 +125,8 @@ def results(data: StudyData, table: list[dict], joined: float) -> dict:
     own = [key(record.params.as_record()) for record in data.records]
     rows = {key(row["params"]): row for row in table}
     expected_j = math.fsum(
-        row["joules_per_step"] * row["total_steps"] + EVALS * J_PER_EVAL for row in map(rows.get, own)
+        row["joules_per_step"] * row["total_steps"] + EVALS * J_PER_EVAL
+        for row in map(rows.get, own)
     )
     measured_j = joules_from_kwh(math.fsum(record.energy_kwh.total for record in data.records))
     began = sorted(datetime.fromisoformat(record.started_at).timestamp() for record in data.records)
@@ -127,7 +146,9 @@ def results(data: StudyData, table: list[dict], joined: float) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     for name, default in (("workers", 32), ("trials", 1000), ("kills", 0), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -141,9 +162,15 @@ def main() -> None:
         study = Path(folder) / "study.yaml"
         study.write_text(yaml.safe_dump(study_of(lines, options.trials, options.seed)))
         command = [sys.executable, "-m", "carbonopt", "run", str(study), "--out", str(paths.root)]
-        crew = Crew(command + (["--storage", options.storage] if options.storage else []), options.workers, paths)
+        crew = Crew(
+            command + (["--storage", options.storage] if options.storage else []),
+            options.workers,
+            paths,
+        )
         storage = connect(options.storage or storage_url(paths, None), must_exist=True)
-        while (stored := StudyStorage.load(storage, "many-workers")) is None or len(stored.workers()) < options.workers:
+        while (stored := StudyStorage.load(storage, "many-workers")) is None or len(
+            stored.workers()
+        ) < options.workers:
             crew.is_working()
             time.sleep(0.5)
         joined, kills = time.time(), 0
@@ -153,7 +180,12 @@ def main() -> None:
                 crew.kill_one(rng)
                 kills += 1
         told = results(stored.read(), table, joined)
-    told |= {"workers": options.workers, "kills": kills, "exit_codes": crew.exit_codes(), "early": crew.refused}
+    told |= {
+        "workers": options.workers,
+        "kills": kills,
+        "exit_codes": crew.exit_codes(),
+        "early": crew.refused,
+    }
     options.out.write_text(json.dumps(told | {"wall_s": time.monotonic() - began}, indent=1) + "\n")
     print(options.out.read_text())
 

@@ -1,13 +1,15 @@
-"""How much energy search strategies spend until they have made a run that is nearly the cheapest one.
+"""How much energy search strategies spend until they have made a run that is nearly the cheapest
+one.
 
-    python benchmarks/search/compare.py TABLE.jsonl [TABLE.jsonl ...] [--quality accuracy] [--seeds 20]
-        [--samplers carbon ...] [--json OUT]
+    python benchmarks/search/compare.py TABLE.jsonl [TABLE.jsonl ...] [--quality accuracy] [--seeds
+        20] [--samplers carbon ...] [--json OUT]
 
-On recorded runs, every strategy searches for the cheapest run that meets a target 3, 10 and 20 % worse than the table's
-best quality, such as above its lowest perplexity. Counted is the training energy of all its trials, up to and with the
-first complete one within 5 % of the cheapest feasible run, as a share of the training energy of the whole grid.
-`carbon` is carbonopt's search with its pruning, trial by trial through the launcher and the watch of real studies;
-`carbon-whole` is the same without `pruning.target`. The others are Optuna's, with the target as a constraint, and run
+On recorded runs, every strategy searches for the cheapest run that meets a target 3, 10 and 20 %
+worse than the table's best quality, such as above its lowest perplexity. Counted is the training
+energy of all its trials, up to and with the first complete one within 5 % of the cheapest feasible
+run, as a share of the training energy of the whole grid. `carbon` is carbonopt's search with its
+pruning, trial by trial through the launcher and the watch of real studies; `carbon-whole` is the
+same without `pruning.target`. The others are Optuna's, with the target as a constraint, and run
 whole trials: Optuna has no pruning for two objectives. Each seed of each strategy is one search.
 """
 
@@ -24,14 +26,17 @@ from pathlib import Path
 
 import optuna
 
-from carbonopt.core.config import StudyConfig
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY, QUALITIES, Target
-from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import Phase, StopReason, TrialSpec, TrialState
+from carbonopt.core.trial import Phase, StopReason, TrialState
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import RecordedRun, ReplayEngine, read_table
 from carbonopt.search.strategy import Strategy, distributions
-from carbonopt.study.supervisor import Rules, TrialWatch, begun
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.study.trial_rules import Rules
+from carbonopt.study.trial_watch import TrialWatch, begun
 
 TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
 NEAR = 1.05  # of the cheapest feasible run's energy
@@ -41,9 +46,23 @@ OTHERS = {
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed),
     "gp": lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=10),
 }
-# How often a sampler is asked, for each configuration of the table; it may repeat itself. What it has not found by then
-# counts as not found. A Gaussian process takes a minute for so many answers as it is.
+# How often a sampler is asked, for each configuration of the table; it may repeat itself. What it
+# has not found by then counts as not found. A Gaussian process takes a minute for so many answers
+# as it is.
 ASKS = {"random": 20, "nsga2": 20, "tpe": 20, "gp": 3}
+
+
+def replayed_spec(number: int, params: TrialParams) -> TrialSpec:
+    """Return what a replay reads of a trial; it has no workload and no folders."""
+    return TrialSpec(
+        number=number,
+        attempt=1,
+        seed=0,
+        params=params,
+        workload={},
+        prepared_dir="",
+        trial_dir="",
+    )
 
 
 class Table:
@@ -55,7 +74,9 @@ class Table:
         for run in sorted(read_table(path, self.quality), key=lambda run: run.seed):
             self.runs.setdefault(tuple(run.params.items()), run)
         self.names = [name for name, _ in next(iter(self.runs))]
-        self.choices = {name: sorted({run.params[name] for run in self.runs.values()}) for name in self.names}
+        self.choices = {
+            name: sorted({run.params[name] for run in self.runs.values()}) for name in self.names
+        }
         self.grid_j = sum(map(training_j, self.runs.values()))
         self.best = min(map(self.value, self.runs.values()), key=self.quality.rank)
 
@@ -90,12 +111,16 @@ class Table:
 
 @dataclass(frozen=True)
 class RecordedSpace(SearchSpace):
-    """In which a configuration that was not recorded can't exist: a grid whose recording was cut short has some."""
+    """In which a configuration that was not recorded can't exist: a grid whose recording was cut
+    short has some.
+    """
 
     table: Table | None = None
 
     def rule_broken(self, values: dict) -> str | None:
-        return super().rule_broken(values) or (None if self.table.run(values) else "was not recorded")
+        return super().rule_broken(values) or (
+            None if self.table.run(values) else "was not recorded"
+        )
 
 
 def training_j(run: RecordedRun) -> float:
@@ -146,8 +171,13 @@ def whole(table: Table, sampler: str, target: Target | None, seed: int):
     Args:
         target: None: the search is for the whole front.
     """
-    study = optuna.create_study(directions=["minimize", table.quality.direction], sampler=OTHERS[sampler](seed))
-    space = {name: optuna.distributions.CategoricalDistribution(choices) for name, choices in table.choices.items()}
+    study = optuna.create_study(
+        directions=["minimize", table.quality.direction], sampler=OTHERS[sampler](seed)
+    )
+    space = {
+        name: optuna.distributions.CategoricalDistribution(choices)
+        for name, choices in table.choices.items()
+    }
     seen = set()
     for _ in range(ASKS[sampler] * len(table.runs)):
         began = time.perf_counter()
@@ -166,7 +196,14 @@ def whole(table: Table, sampler: str, target: Target | None, seed: int):
             yield run, training_j(run), True, None, seconds
 
 
-def carbon(table: Table, sampler: str, target: Target, seed: int, goal: str = "recommend", **budget: str | int):
+def carbon(
+    table: Table,
+    sampler: str,
+    target: Target,
+    seed: int,
+    goal: str = "recommend",
+    **budget: str | int,
+):
     """carbonopt's search: its proposals, its pruning, its trials' watch."""
     config = table.config(target, seed, budget, goal)
     space = RecordedSpace(config.search.space, 1, False, table=table)
@@ -184,9 +221,11 @@ def carbon(table: Table, sampler: str, target: Target, seed: int, goal: str = "r
         trial = study.ask(distributions(space))
         seconds = time.perf_counter() - began
         params = space.params(trial.params)
-        spec = TrialSpec(number=number, attempt=1, seed=0, params=params, workload={}, prepared_dir="", trial_dir="")
+        spec = replayed_spec(number, params)
         rules = Rules(
-            should_prune=strategy.should_prune(study.trials, number, params) if sampler == "carbon" else None,
+            should_prune=(
+                strategy.pruning_rule(study.trials, number, params) if sampler == "carbon" else None
+            ),
             audit=False,
             cap_kg_co2e=best_kwh if goal == "recommend" else None,
             emissions_kg_co2e=lambda kwh: kwh,
@@ -196,7 +235,13 @@ def carbon(table: Table, sampler: str, target: Target, seed: int, goal: str = "r
         )
         engine.meter.enter(Phase.SETUP)
         watch = TrialWatch(
-            *(spec, begun(spec, quality, "", None), engine.start(spec, Path()), engine.meter, rules),
+            *(
+                spec,
+                begun(spec, quality, "", None),
+                engine.start(spec, Path()),
+                engine.meter,
+                rules,
+            ),
             *([], lambda *_: None, lambda _: None),
         )
         record = watch.run()
@@ -208,7 +253,13 @@ def carbon(table: Table, sampler: str, target: Target, seed: int, goal: str = "r
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         if record.meets(target) and (best_kwh is None or record.energy_kwh.train < best_kwh):
             best_kwh = record.energy_kwh.train
-        yield table.run(trial.params), joules_from_kwh(record.energy_kwh.train), complete, record.stop_reason, seconds
+        yield (
+            table.run(trial.params),
+            joules_from_kwh(record.energy_kwh.train),
+            complete,
+            record.stop_reason,
+            seconds,
+        )
 
 
 def grouped(results: list[dict], *names: str) -> dict[tuple, list[dict]]:
@@ -221,8 +272,10 @@ def grouped(results: list[dict], *names: str) -> dict[tuple, list[dict]]:
 
 def summary(results: list[dict]) -> list[str]:
     lines = [
-        "| table | worse than best | sampler | median (%) | 90th percentile (%) | worst (%) | found | trials | "
-        "good ones stopped | cheapest stopped |",
+        (
+            "| table | worse than best | sampler | median (%) | 90th percentile (%) | worst (%) |"
+            " found | trials | good ones stopped | cheapest stopped |"
+        ),
         "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for (table, worse, sampler), group in grouped(results, "table", "worse", "sampler").items():
@@ -230,10 +283,11 @@ def summary(results: list[dict]) -> list[str]:
         ninetieth = shares[math.ceil(0.9 * len(shares)) - 1]
         trials = sum(result["trials"] for result in group)
         lines.append(
-            f"| {table} | {worse:.0%} | {sampler} | {statistics.median(shares):.2f} | {ninetieth:.2f} "
-            f"| {shares[-1]:.2f} | {sum(map(math.isfinite, shares))} of {len(group)} | {trials / len(group):.1f} "
-            f"| {sum(result['stopped_by_mistake'] for result in group)} of {trials} "
-            f"| {sum(result['cheapest_stopped'] for result in group)} |"
+            f"| {table} | {worse:.0%} | {sampler} | {statistics.median(shares):.2f} |"
+            f" {ninetieth:.2f} | {shares[-1]:.2f} | {sum(map(math.isfinite, shares))} of"
+            f" {len(group)} | {trials / len(group):.1f} |"
+            f" {sum(result['stopped_by_mistake'] for result in group)} of {trials} |"
+            f" {sum(result['cheapest_stopped'] for result in group)} |"
         )
     return lines
 
@@ -272,19 +326,26 @@ def run_all(
 
 def print_longest(results: list[dict]) -> None:
     longest = max(
-        (result["longest_proposal_s"] for result in results if result["sampler"] == "carbon"), default=math.nan
+        (result["longest_proposal_s"] for result in results if result["sampler"] == "carbon"),
+        default=math.nan,
     )
     print(
-        f"\nlongest proposal of carbon: {longest:.2f} s, at most {max(result['trials'] for result in results)} trials"
+        f"\nlongest proposal of carbon: {longest:.2f} s, at most"
+        f" {max(result['trials'] for result in results)} trials"
     )
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quality", choices=QUALITIES, default=PERPLEXITY.name, help="of all the tables")
+    parser.add_argument(
+        "--quality", choices=QUALITIES, default=PERPLEXITY.name, help="of all the tables"
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument(
-        "--samplers", nargs="+", choices=["carbon", "carbon-whole", *OTHERS], default=["carbon", *OTHERS]
+        "--samplers",
+        nargs="+",
+        choices=["carbon", "carbon-whole", *OTHERS],
+        default=["carbon", *OTHERS],
     )
     parser.add_argument("--targets", type=float, nargs="+", default=TARGETS)
     parser.add_argument("--limit", type=int, default=10_000, help="trials of a search")

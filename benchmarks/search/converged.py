@@ -1,10 +1,11 @@
 """When `budget.until: converged` ends a search, and what that leaves unfound.
 
-    python benchmarks/search/converged.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 20] [--reuses 10 1000] [--json OUT]
+    python benchmarks/search/converged.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 20] [--reuses 10
+        1000] [--json OUT]
 
-On recorded runs, as compare.py, but each search goes on until it ends itself: for targets that runs meet, how much
-more the recommended run takes than the cheapest; for one that none meets (5 % below the lowest perplexity), when it
-gives up.
+On recorded runs, as compare.py, but each search goes on until it ends itself: for targets that runs
+meet, how much more the recommended run takes than the cheapest; for one that none meets (5 % below
+the lowest perplexity), when it gives up.
 """
 
 import math
@@ -24,7 +25,11 @@ def search(path: Path, worse: float, reuses: int, seed: int) -> dict:
     table = Table(path)
     target = table.target(worse)
     steps = list(carbon(table, "carbon", target, seed, until="converged", reuses=reuses))
-    met = [training_j(run) for run, _, complete, _, _ in steps if complete and target.is_met_by(table.value(run))]
+    met = [
+        training_j(run)
+        for run, _, complete, _, _ in steps
+        if complete and target.is_met_by(table.value(run))
+    ]
     feasible = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
     cheapest = min(map(training_j, feasible), default=math.nan)
     return {
@@ -40,17 +45,23 @@ def search(path: Path, worse: float, reuses: int, seed: int) -> dict:
 
 def summary(results: list[dict]) -> list[str]:
     lines = [
-        "| table | worse than best | runs to come | trials | grid energy spent, median (%) | most (%) | found any "
-        "| over the cheapest, median (%) | most (%) |",
+        (
+            "| table | worse than best | runs to come | trials | grid energy spent, median (%) |"
+            " most (%) | found any | over the cheapest, median (%) | most (%) |"
+        ),
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for (table, worse, reuses), group in grouped(results, "table", "worse", "reuses").items():
         shares = [100 * result["share"] for result in group]
-        over = [100 * result["over_cheapest"] for result in group if result["over_cheapest"] is not None]
+        over = [
+            100 * result["over_cheapest"] for result in group if result["over_cheapest"] is not None
+        ]
         far = f"{statistics.median(over):.1f} | {max(over):.1f}" if over else "– | –"
         lines.append(
-            f"| {table} | {worse:.0%} | {reuses} | {statistics.mean(result['trials'] for result in group):.1f} "
-            f"| {statistics.median(shares):.1f} | {max(shares):.1f} | {len(over)} of {len(group)} | {far} |"
+            f"| {table} | {worse:.0%} | {reuses} |"
+            f" {statistics.mean(result['trials'] for result in group):.1f} |"
+            f" {statistics.median(shares):.1f} | {max(shares):.1f} | {len(over)} of {len(group)} |"
+            f" {far} |"
         )
     return lines
 

@@ -1,13 +1,16 @@
-"""How much of the trade-off between energy and perplexity search strategies find for the energy they spend.
+"""How much of the trade-off between energy and perplexity search strategies find for the energy
+they spend.
 
-    python benchmarks/search/front.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 10] [--samplers carbon ...] [--json OUT]
+    python benchmarks/search/front.py TABLE.jsonl [TABLE.jsonl ...] [--seeds 10] [--samplers carbon
+        ...] [--json OUT]
 
-On recorded runs, as compare.py, with `search.goal: front`. Counted is the hypervolume of the complete trials' front
-after 2, 5, 10 and 20 % of the whole grid's training energy, and after 25 trials, as a share of that of the table's own
-front; over the logarithms of energy and NLL, each scaled to the range of the table's front, up to a reference point a
-tenth of it beyond both ends. Shares are means over the seeds, the lowest in brackets; the last column is how far the
-lowest perplexity in 25 trials is above the table's, the median. `carbon` stops trials that can't be on the front; the
-others are Optuna's and run whole trials. Each seed of each sampler is one search.
+On recorded runs, as compare.py, with `search.goal: front`. Counted is the hypervolume of the
+complete trials' front after 2, 5, 10 and 20 % of the whole grid's training energy, and after 25
+trials, as a share of that of the table's own front; over the logarithms of energy and NLL, each
+scaled to the range of the table's front, up to a reference point a tenth of it beyond both ends.
+Shares are means over the seeds, the lowest in brackets; the last column is how far the lowest
+perplexity in 25 trials is above the table's, the median. `carbon` stops trials that can't be on the
+front; the others are Optuna's and run whole trials. Each seed of each sampler is one search.
 """
 
 import statistics
@@ -16,10 +19,20 @@ from pathlib import Path
 
 import numpy as np
 import optuna
-from compare import OTHERS, Table, arguments, carbon, grouped, print_longest, run_all, training_j, whole
+from compare import (
+    OTHERS,
+    Table,
+    arguments,
+    carbon,
+    grouped,
+    print_longest,
+    run_all,
+    training_j,
+    whole,
+)
 
 from carbonopt.engines.replay import RecordedRun
-from carbonopt.search.proposal import front, hypervolume
+from carbonopt.search.hypervolume import front, hypervolume
 
 SHARES = (0.02, 0.05, 0.10, 0.20)  # of the grid's training energy
 TRIALS = 25
@@ -65,7 +78,11 @@ def search(path: Path, sampler: str, seed: int) -> dict:
         spent_j += trial_j
         trials += 1
         longest_s = max(longest_s, seconds)
-        by_share |= {share: before for share in SHARES if share not in by_share and spent_j > share * table.grid_j}
+        by_share |= {
+            share: before
+            for share in SHARES
+            if share not in by_share and spent_j > share * table.grid_j
+        }
         if complete:
             completed_runs.append(run)
         if trials == TRIALS:
@@ -91,16 +108,21 @@ def search(path: Path, sampler: str, seed: int) -> dict:
 def summary(results: list[dict]) -> list[str]:
     names = [f"{share:.0%} of the grid" for share in SHARES]
     lines = [
-        f"| table | sampler | {' | '.join(names)} | {TRIALS} trials | energy of these | lowest perplexity of these |",
+        (
+            f"| table | sampler | {' | '.join(names)} | {TRIALS} trials | energy of these | lowest"
+            " perplexity of these |"
+        ),
         "| --- | --- |" + " ---: |" * (len(SHARES) + 3),
     ]
     for (table, sampler), group in grouped(results, "table", "sampler").items():
-        shares = [_spread([result["by_share"][index] for result in group]) for index in range(len(SHARES))]
+        shares = [
+            _spread([result["by_share"][index] for result in group]) for index in range(len(SHARES))
+        ]
         energy = statistics.mean(result["energy_share"] for result in group)
         over = statistics.median(result["over_lowest"] for result in group)
         lines.append(
-            f"| {table} | {sampler} | {' | '.join(shares)} | {_spread([result['by_trials'] for result in group])} "
-            f"| {energy:.1%} | +{over:.1%} |"
+            f"| {table} | {sampler} | {' | '.join(shares)} |"
+            f" {_spread([result['by_trials'] for result in group])} | {energy:.1%} | +{over:.1%} |"
         )
     return lines
 
@@ -114,7 +136,10 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument(
-        "--samplers", nargs="+", choices=["carbon", *OTHERS], default=["carbon", "random", "nsga2", "tpe"]
+        "--samplers",
+        nargs="+",
+        choices=["carbon", *OTHERS],
+        default=["carbon", "random", "nsga2", "tpe"],
     )
     options = parser.parse_args()
     jobs = [

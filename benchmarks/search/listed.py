@@ -1,4 +1,6 @@
-"""Tables of recorded runs in list form: random designs, not grids; `foreign.py` says what a line holds."""
+"""Tables of recorded runs in list form: random designs, not grids; `foreign.py` says what a line
+holds.
+"""
 
 import itertools
 import math
@@ -10,16 +12,21 @@ from typing import Any, Self
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.trial import FrozenTrial
 from pydantic import Field, ValidationError, model_validator
 
 from carbonopt.core.arrays import Array
-from carbonopt.core.errors import BadInput, first_fault
+from carbonopt.core.errors import BadInput, first_error
 from carbonopt.core.files import read_text
 from carbonopt.core.values import Frozen, Given
 from carbonopt.engines.replay import PROGRESS_REPORTS
-from carbonopt.search.cap import passes_cap
+from carbonopt.search.cap import exceeds_cap
 from carbonopt.search.models.features import check_dimensions, check_values
 
 MOST_MIB = 256
@@ -57,12 +64,18 @@ class Trial:
 
     def feasible_j(self, target_nll: float) -> float:
         """Its energy, where it is complete and meets the target; else infinite."""
-        return self.run.energy_j if self.state == "complete" and self.run.nll <= target_nll else math.inf
+        return (
+            self.run.energy_j
+            if self.state == "complete" and self.run.nll <= target_nll
+            else math.inf
+        )
 
 
 class _Eval(Frozen, extra="ignore"):
     step: int = Field(ge=0, le=10**15)
-    nll: float | None = Field(ge=0, le=700, allow_inf_nan=False)  # None: it diverged; beyond, exp(nll) is no number
+    nll: float | None = Field(
+        ge=0, le=700, allow_inf_nan=False
+    )  # None: it diverged; beyond, exp(nll) is no number
 
 
 class _Line(Frozen, extra="ignore"):
@@ -84,7 +97,8 @@ class _Line(Frozen, extra="ignore"):
             raise ValueError("evals: only the last nll may be null, where the run diverged")
         if steps[-1] > self.total_steps:
             raise ValueError(
-                f"evals: the last step must be at most {self.total_steps}, total_steps, but is {steps[-1]}"
+                f"evals: the last step must be at most {self.total_steps}, total_steps, but is"
+                f" {steps[-1]}"
             )
         if both := self.params.keys() & self.fixed.keys():
             raise ValueError(f"{', '.join(sorted(both))} can't be in params and in fixed")
@@ -92,15 +106,23 @@ class _Line(Frozen, extra="ignore"):
 
 
 class Table:
-    """Dimensions that have one value in all of it count as fixed. Raises BadInput for anything but such a table."""
+    """Dimensions that have one value in all of it count as fixed. Raises BadInput for anything but
+    such a table.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
         lines = _read_lines(path)
-        constant = [name for name in lines[0].params if len({line.params[name] for line in lines}) == 1]
+        constant = [
+            name for name in lines[0].params if len({line.params[name] for line in lines}) == 1
+        ]
         if len({(_key(line.params), line.seed) for line in lines}) < len(lines):
-            raise BadInput(f"{path} must have no run twice, but has two or more of the same params and seed.")
-        lines.sort(key=lambda line: -line.seed)  # of repeats with other seeds that with the lowest one counts
+            raise BadInput(
+                f"{path} must have no run twice, but has two or more of the same params and seed."
+            )
+        lines.sort(
+            key=lambda line: -line.seed
+        )  # of repeats with other seeds that with the lowest one counts
         self.by_key = {_key(run.params): run for run in (_run(line, constant) for line in lines)}
         self.runs = list(self.by_key.values())
         if len(self.runs) < 2:
@@ -116,7 +138,9 @@ class Table:
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """By the values that each dimension has: words as choices, a range of a hundred and more by its logarithm."""
+        """By the values that each dimension has: words as choices, a range of a hundred and more by
+        its logarithm.
+        """
         columns = {name: [run.params[name] for run in self.runs] for name in self.runs[0].params}
         return {name: _distribution(values) for name, values in columns.items()}
 
@@ -127,7 +151,13 @@ class Table:
 
     def place(self, values: dict[str, Any]) -> Array:
         """Between 0 and 1 in each dimension; words by one column each."""
-        return np.array([number for name, dist in self.distributions.items() for number in _place(dist, values[name])])
+        return np.array(
+            [
+                number
+                for name, dist in self.distributions.items()
+                for number in _place(dist, values[name])
+            ]
+        )
 
     def told(self, run: Run, target_nll: float) -> FrozenTrial:
         """A complete run, as one of Optuna's samplers learns of it."""
@@ -156,15 +186,22 @@ def _read_lines(path: Path) -> list[_Line]:
         try:
             line = _Line.model_validate_json(text, strict=True)
         except ValidationError as error:
-            raise BadInput(f"{path}, line {number}: {first_fault(error)}") from error
+            raise BadInput(f"{path}, line {number}: {first_error(error)}") from error
         for what, given in (("params", line.params), ("fixed", line.fixed)):
             first = given if not lines else getattr(lines[0], what)
             if given.keys() != first.keys():
                 names = ", ".join(first) or "empty"
-                raise BadInput(f"{path}, line {number}: {what} must be {names}, as in the first line.")
-            if huge := [name for name, value in given.items() if isinstance(value, int) and abs(value) > _LARGEST]:
                 raise BadInput(
-                    f"{path}, line {number}: {huge[0]} must be at most {_LARGEST}, so that a float holds it."
+                    f"{path}, line {number}: {what} must be {names}, as in the first line."
+                )
+            if huge := [
+                name
+                for name, value in given.items()
+                if isinstance(value, int) and abs(value) > _LARGEST
+            ]:
+                raise BadInput(
+                    f"{path}, line {number}: {huge[0]} must be at most {_LARGEST}, so that a float"
+                    " holds it."
                 )
         lines.append(line)
     if not lines:
@@ -173,7 +210,9 @@ def _read_lines(path: Path) -> list[_Line]:
 
 
 def _run(line: _Line, constant: Sequence[str]) -> Run:
-    curve = tuple((point.step, math.inf if point.nll is None else point.nll) for point in line.evals)
+    curve = tuple(
+        (point.step, math.inf if point.nll is None else point.nll) for point in line.evals
+    )
     params = {name: value for name, value in line.params.items() if name not in constant}
     fixed = line.fixed | {name: line.params[name] for name in constant}
     return Run(params, fixed, line.total_steps, line.joules_per_step, curve)
@@ -215,7 +254,7 @@ def played(run: Run, cap_j: float, prunes: Prunes) -> Trial:
     for step, nll in run.curve:
         for part in range(1, PROGRESS_REPORTS + 1):
             done = before + round((step - before) * part / PROGRESS_REPORTS)
-            if done < run.total_steps and passes_cap(
+            if done < run.total_steps and exceeds_cap(
                 cap_j if math.isfinite(cap_j) else None,
                 done * run.joules_per_step,
                 done / run.total_steps,

@@ -1,11 +1,13 @@
-"""Records a replay table on one GPU: every configuration of a grid is really trained, by a captured CUDA graph.
+"""Records a replay table on one GPU: every configuration of a grid is really trained, by a captured
+CUDA graph.
 
     python benchmarks/search/record_table.py TABLE.jsonl --task text --files train.txt eval.txt
     python benchmarks/search/record_table.py TABLE.jsonl --task tune --files advising.json text.txt
 
-`text`: a small GPT from scratch on little text (BPE tokens), so many epochs that it overfits. `tune`: the same GPT is
-trained on the text first, then tuned on text-to-SQL pairs, under two schedules of the learning rate. Joules are those
-of the GPU's own counter over the steps of a run of its batch size, at least two seconds long.
+`text`: a small GPT from scratch on little text (BPE tokens), so many epochs that it overfits.
+`tune`: the same GPT is trained on the text first, then tuned on text-to-SQL pairs, under two
+schedules of the learning rate. Joules are those of the GPU's own counter over the steps of a run of
+its batch size, at least two seconds long.
 """
 
 import argparse
@@ -49,8 +51,15 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        q, k, v = (part.view(batch, length, HEADS, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, WIDTH)
+        q, k, v = (
+            part.view(batch, length, HEADS, -1).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
+        seen = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(batch, length, WIDTH)
+        )
         x = x + self.drop(self.out(seen))
         return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
 
@@ -85,7 +94,11 @@ class Trainer:
             {"params": [p for p in self.model.parameters() if p.dim() == 1], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(
-            groups, lr=self.lr, betas=(0.9, 0.98), capturable=device.type == "cuda", fused=device.type == "cuda"
+            groups,
+            lr=self.lr,
+            betas=(0.9, 0.98),
+            capturable=device.type == "cuda",
+            fused=device.type == "cuda",
         )
         self.initial = [p.detach().clone() for p in self.model.parameters()]
         self._graphs: dict[int, tuple] = {}
@@ -102,7 +115,9 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=False)
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             logits = self.model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        loss = F.cross_entropy(
+            logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+        )
         kept = mask[:, 1:].flatten()
         ((loss * kept).sum() / kept.sum().clamp(min=1)).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -143,7 +158,9 @@ class Trainer:
         for part, kept in zip(tokens.split(256), mask.split(256), strict=True):
             with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
                 logits = self.model(part[:, :-1])
-            loss = F.cross_entropy(logits.float().flatten(0, 1), part[:, 1:].flatten(), reduction="none")
+            loss = F.cross_entropy(
+                logits.float().flatten(0, 1), part[:, 1:].flatten(), reduction="none"
+            )
             total += float((loss * kept[:, 1:].flatten()).sum())
             count += float(kept[:, 1:].sum())
         self.model.train()
@@ -151,11 +168,17 @@ class Trainer:
 
 
 def rate(schedule: str, step: int, total: int) -> float:
-    """The share of the learning rate at a step, with a tenth of warm-up, as transformers.SchedulerType has it."""
+    """The share of the learning rate at a step, with a tenth of warm-up, as
+    transformers.SchedulerType has it.
+    """
     warm = max(1, total // 10)
     if step < warm:
         return (step + 1) / warm
-    return 1.0 if schedule == "constant_with_warmup" else max(0.0, (total - step) / max(1, total - warm))
+    return (
+        1.0
+        if schedule == "constant_with_warmup"
+        else max(0.0, (total - step) / max(1, total - warm))
+    )
 
 
 def train(trainer: Trainer, data: tuple, held_back: tuple, params: dict, seed: int) -> dict:
@@ -173,11 +196,15 @@ def train(trainer: Trainer, data: tuple, held_back: tuple, params: dict, seed: i
         if place == 0:
             order = torch.randperm(len(tokens), generator=generator).to(tokens.device)
         chosen = order[place * batch : (place + 1) * batch]
-        trainer.lr.fill_(params["learning_rate"] * rate(params.get("lr_scheduler", "linear"), step, total))
+        trainer.lr.fill_(
+            params["learning_rate"] * rate(params.get("lr_scheduler", "linear"), step, total)
+        )
         trainer.step(tokens[chosen], mask[chosen])
         if step + 1 in evaluate_at and (not evals or evals[-1]["step"] < step + 1):
             nll = round(trainer.evaluate(*held_back), 5)
-            evals.append({"step": step + 1, "nll": math.inf if math.isnan(nll) else nll})  # diverged: no better
+            evals.append(
+                {"step": step + 1, "nll": math.inf if math.isnan(nll) else nll}
+            )  # diverged: no better
     return {"params": params, "seed": seed, "total_steps": total, "evals": evals}
 
 
@@ -191,7 +218,11 @@ def cost(trainer: Trainer, data: tuple, held_back: tuple, batch: int) -> dict:
     def window(action) -> tuple[float, float]:
         action()
         torch.cuda.synchronize()
-        before, began, done = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle), time.perf_counter(), 0
+        before, began, done = (
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle),
+            time.perf_counter(),
+            0,
+        )
         while time.perf_counter() - began < MEASURE_S:
             for _ in range(20):
                 action()
@@ -210,14 +241,20 @@ def cost(trainer: Trainer, data: tuple, held_back: tuple, batch: int) -> dict:
     }
 
 
-def packed(tokenizer: ByteLevelBPETokenizer, text: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def packed(
+    tokenizer: ByteLevelBPETokenizer, text: str, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     ids = tokenizer.encode(text).ids
     rows = (len(ids) - 1) // BLOCK
-    tokens = torch.tensor([ids[row * BLOCK : row * BLOCK + BLOCK + 1] for row in range(rows)], device=device)
+    tokens = torch.tensor(
+        [ids[row * BLOCK : row * BLOCK + BLOCK + 1] for row in range(rows)], device=device
+    )
     return tokens, torch.ones_like(tokens, dtype=torch.float)
 
 
-def pairs(tokenizer: ByteLevelBPETokenizer, file: Path, device: torch.device) -> tuple[tuple, tuple]:
+def pairs(
+    tokenizer: ByteLevelBPETokenizer, file: Path, device: torch.device
+) -> tuple[tuple, tuple]:
     """Question → SQL, a row each; only the SQL counts. Every tenth group of questions is held back."""
     rows: tuple[list, list] = ([], [])
     for number, group in enumerate(json.loads(file.read_text())):
@@ -225,7 +262,10 @@ def pairs(tokenizer: ByteLevelBPETokenizer, file: Path, device: torch.device) ->
             sql, question = group["sql"][0], sentence["text"]
             for name, value in sentence["variables"].items():
                 sql, question = sql.replace(name, value), question.replace(name, value)
-            asked, answer = tokenizer.encode(question + "\n").ids, tokenizer.encode(sql + "\n\n").ids
+            asked, answer = (
+                tokenizer.encode(question + "\n").ids,
+                tokenizer.encode(sql + "\n\n").ids,
+            )
             ids = (asked + answer)[: BLOCK + 1]
             kept = ([0.0] * len(asked) + [1.0] * len(answer))[: BLOCK + 1]
             pad = BLOCK + 1 - len(ids)
@@ -270,9 +310,15 @@ def main() -> None:
         trainer.initial = [p.detach().clone() for p in trainer.model.parameters()]
     least = max(grid["global_batch_size"])
     if len(data[0]) < least or not len(held_back[0]):
-        parser.error(f"--files must hold {least} training sequences and 1 for evaluation, of {BLOCK} tokens")
+        parser.error(
+            f"--files must hold {least} training sequences and 1 for evaluation, of {BLOCK} tokens"
+        )
     print(f"{len(data[0])} training and {len(held_back[0])} evaluation sequences", flush=True)
-    costs = {size: cost(trainer, data, held_back, size) for size in grid["global_batch_size"] if device.type == "cuda"}
+    costs = {
+        size: cost(trainer, data, held_back, size)
+        for size in grid["global_batch_size"]
+        if device.type == "cuda"
+    }
     print(json.dumps(costs), flush=True)
     with options.table.open("w") as out:
         for values in itertools.islice(itertools.product(*grid.values()), options.limit):
@@ -283,7 +329,12 @@ def main() -> None:
             out.write(json.dumps(run) + "\n")
             out.flush()
             if params["epochs"] == grid["epochs"][-1]:
-                print(json.dumps(params), run["evals"][-1], f"{time.perf_counter() - began:.1f} s", flush=True)
+                print(
+                    json.dumps(params),
+                    run["evals"][-1],
+                    f"{time.perf_counter() - began:.1f} s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Searches that `foreign.py` holds carbon against, under its accounting.
 
-`log-eipc` and `pbgi` need `pip install botorch`. OptunaHub's AutoSampler is not among them: of two objectives it takes
-`gp` where all dimensions are numbers, and `tpe` where one is not, for 250 complete trials.
+`log-eipc` and `pbgi` need `pip install botorch`. OptunaHub's AutoSampler is not among them: of two
+objectives it takes `gp` where all dimensions are numbers, and `tpe` where one is not, for 250
+complete trials.
 """
 
 import math
@@ -22,7 +23,10 @@ START = 5  # random runs before a model is fitted
 
 
 def in_order(
-    table: Table, target_nll: float, order: Sequence[int], prunes: Callable[[Run], Prunes] = lambda run: never
+    table: Table,
+    target_nll: float,
+    order: Sequence[int],
+    prunes: Callable[[Run], Prunes] = lambda run: never,
 ) -> Iterator[Step]:
     """`prunes`: makes each run's rule."""
     cap_j = math.inf
@@ -33,18 +37,24 @@ def in_order(
 
 
 def random(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
-    return in_order(table, target_nll, np.random.default_rng(seed).permutation(len(table.runs)).tolist())
+    return in_order(
+        table, target_nll, np.random.default_rng(seed).permutation(len(table.runs)).tolist()
+    )
 
 
 def by_cost(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
     """Cheapest first, knowing what each will cost; runs of one cost by chance."""
     chance = np.random.default_rng(seed).random(len(table.runs))
-    return in_order(table, target_nll, np.lexsort((chance, [run.energy_j for run in table.runs])).tolist())
+    return in_order(
+        table, target_nll, np.lexsort((chance, [run.energy_j for run in table.runs])).tolist()
+    )
 
 
 def asha(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
-    """ASHA (Li et al. 2020, arXiv 1810.05934) of reduction 3: a trial goes on past a ninth and a third of its steps
-    where it is among the best third of those that came there. Stopping variant: what it has trained is kept."""
+    """ASHA (Li et al. 2020, arXiv 1810.05934) of reduction 3: a trial goes on past a ninth and a
+    third of its steps where it is among the best third of those that came there. Stopping variant:
+    what it has trained is kept.
+    """
     rungs: dict[float, list[float]] = {1 / 9: [], 1 / 3: []}
 
     def rule(run: Run) -> Prunes:
@@ -62,14 +72,20 @@ def asha(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
 
         return prunes
 
-    return in_order(table, target_nll, np.random.default_rng(seed).permutation(len(table.runs)).tolist(), rule)
+    return in_order(
+        table, target_nll, np.random.default_rng(seed).permutation(len(table.runs)).tolist(), rule
+    )
 
 
 def optunas(name: str, table: Table, target_nll: float, seed: int) -> Iterator[Step]:
-    """One of Optuna's samplers, the target as a constraint. It proposes any values; the nearest run that is left stands
-    in for them. Runs that end early are told as failed."""
+    """One of Optuna's samplers, the target as a constraint. It proposes any values; the nearest run
+    that is left stands in for them. Runs that end early are told as failed.
+    """
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=INNER[name](seed=seed))
-    rows, left = np.array([table.place(run.params) for run in table.runs]), list(range(len(table.runs)))
+    rows, left = (
+        np.array([table.place(run.params) for run in table.runs]),
+        list(range(len(table.runs))),
+    )
     cap_j = math.inf
     while left:
         began = time.perf_counter()
@@ -88,8 +104,10 @@ def optunas(name: str, table: Table, target_nll: float, seed: int) -> Iterator[S
 def cost_aware(
     score: Callable[[Array, Array, float], Array], table: Table, target_nll: float, seed: int
 ) -> Iterator[Step]:
-    """What scores best by the chance to meet the target and what a run costs, which is known before. A Gaussian process
-    of the nll, botorch's with its priors; a run that diverged is told as the worst one that didn't."""
+    """What scores best by the chance to meet the target and what a run costs, which is known
+    before. A Gaussian process of the nll, botorch's with its priors; a run that diverged is told as
+    the worst one that didn't.
+    """
     rows = np.array([table.place(run.params) for run in table.runs])
     costs_j = np.array([run.energy_j for run in table.runs])
     left = np.random.default_rng(seed).permutation(len(table.runs)).tolist()
@@ -101,7 +119,9 @@ def cost_aware(
         if len(told) >= START and len(set(finite)) > 1:
             known = np.array([min(nll, max(finite)) for nll in told.values()])
             mean, spread = _gaussian_process(rows[list(told)], known, rows[left])
-            index = left.pop(int(score(log_ndtr((target_nll - mean) / spread), costs_j[left], cap_j).argmax()))
+            index = left.pop(
+                int(score(log_ndtr((target_nll - mean) / spread), costs_j[left], cap_j).argmax())
+            )
         else:
             index = left.pop()
         seconds = time.perf_counter() - began
@@ -129,15 +149,19 @@ def _gaussian_process(known: Array, values: Array, rows: Array) -> tuple[Array, 
 
 
 def log_eipc(log_meets: Array, costs_j: Array, best_j: float) -> Array:
-    """Logarithm of the expected improvement per cost (Snoek et al. 2012, arXiv 1206.2944; of its logarithm Ament et al.
-    2023, arXiv 2310.20708), where what improves is the energy of one run, and an unmet target is no improvement."""
+    """Logarithm of the expected improvement per cost (Snoek et al. 2012, arXiv 1206.2944; of its
+    logarithm Ament et al. 2023, arXiv 2310.20708), where what improves is the energy of one run,
+    and an unmet target is no improvement.
+    """
     gains = np.maximum(best_j - costs_j, 1e-9 * costs_j) if math.isfinite(best_j) else 1.0
     return log_meets + np.log(gains) - np.log(costs_j)
 
 
 def pbgi(log_meets: Array, costs_j: Array, best_j: float) -> Array:
-    """Pandora's box Gittins index (Xie et al. 2024, arXiv 2406.20062), of boxes that hold a later run's energy with the
-    probability to meet the target, and nothing else: g of p · (g - cost) = cost, the lowest first."""
+    """Pandora's box Gittins index (Xie et al. 2024, arXiv 2406.20062), of boxes that hold a later
+    run's energy with the probability to meet the target, and nothing else: g of p · (g - cost) =
+    cost, the lowest first.
+    """
     return -np.log(costs_j) - np.log1p(np.exp(-log_meets))
 
 
@@ -147,4 +171,7 @@ SEARCHES: dict[str, Search] = {
     "asha": asha,
     **{name: partial(optunas, name) for name in ("tpe", "gp")},
 }
-WITH_BOTORCH: dict[str, Search] = {"log-eipc": partial(cost_aware, log_eipc), "pbgi": partial(cost_aware, pbgi)}
+WITH_BOTORCH: dict[str, Search] = {
+    "log-eipc": partial(cost_aware, log_eipc),
+    "pbgi": partial(cost_aware, pbgi),
+}

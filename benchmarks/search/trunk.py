@@ -1,12 +1,14 @@
 """What one trunk for every length could save of a search: an upper bound, on recorded runs.
 
-    python benchmarks/search/trunk.py TABLE.jsonl [TABLE.jsonl ...] [--quality accuracy] [--seeds 5] [--json OUT]
+    python benchmarks/search/trunk.py TABLE.jsonl [TABLE.jsonl ...] [--quality accuracy] [--seeds 5]
+        [--json OUT]
 
-With a schedule that is constant and decays at its end (Hägele et al. 2024, arXiv 2405.18392), runs that differ by
-their length alone share a trunk: a later one branches off it or goes on with it, with a decay of its own. Each
-search of `carbon` is counted twice, trial by trial: as it is, and as if each trial began at the end of the trunk that
-earlier ones with the same settings have trained. The bound is generous: to keep and to load a trunk costs nothing, and
-the runs' own schedules, which decay all along, are taken to lead to the same choices.
+With a schedule that is constant and decays at its end (Hägele et al. 2024, arXiv 2405.18392), runs
+that differ by their length alone share a trunk: a later one branches off it or goes on with it,
+with a decay of its own. Each search of `carbon` is counted twice, trial by trial: as it is, and as
+if each trial began at the end of the trunk that earlier ones with the same settings have trained.
+The bound is generous: to keep and to load a trunk costs nothing, and the runs' own schedules, which
+decay all along, are taken to lead to the same choices.
 """
 
 import math
@@ -47,12 +49,17 @@ def search(path: Path, quality: str, worse: float, seed: int) -> dict:
 
 def summary(results: list[dict]) -> list[str]:
     lines = [
-        "| table | worse than best | searches | trials | of them branches | energy saved, median (lowest to highest) |",
+        (
+            "| table | worse than best | searches | trials | of them branches | energy saved,"
+            " median (lowest to highest) |"
+        ),
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for (table, worse), group in grouped(results, "table", "worse").items():
         saved = [result["saved"] for result in group]
-        trials, branches = (sum(result[name] for result in group) for name in ("trials", "branches"))
+        trials, branches = (
+            sum(result[name] for result in group) for name in ("trials", "branches")
+        )
         spread = f"{statistics.median(saved):.1%} ({min(saved):.1%} to {max(saved):.1%})"
         lines.append(f"| {table} | {worse:.0%} | {len(group)} | {trials} | {branches} | {spread} |")
     assert all(math.isfinite(result["saved"]) for result in results)
@@ -61,7 +68,9 @@ def summary(results: list[dict]) -> list[str]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--quality", choices=QUALITIES, default=PERPLEXITY.name, help="of all the tables")
+    parser.add_argument(
+        "--quality", choices=QUALITIES, default=PERPLEXITY.name, help="of all the tables"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     jobs = [

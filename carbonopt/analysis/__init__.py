@@ -1,1 +1,1 @@
-"""From a study's records to its answer: pure functions, the same on every machine."""
+"""Analyses of a study: pure functions from its records to its answer, equal on every machine."""

@@ -1,25 +1,29 @@
-"""What the batch does to time, memory, energy and emissions of an epoch, whatever the learning rate and the length; and
-to the quality, where all trials that completed have one length.
+"""Effect of the batch size on the time, memory, energy and emissions of an epoch.
 
-A trial's first steps cost more than the others (memory is allocated, kernels are chosen), which a stopped one spreads
-over few: of a batch size that trials completed with, only those count; else those that were stopped after LEAST_STEPS
-steps and LEAST_SHARE of their way at the earliest."""
+It is given whatever the learning rate and the length. The effect on the quality is added where all
+trials that completed have one length.
+
+A trial's first steps cost more than the others (memory is allocated, kernels are chosen), and a
+stopped trial spreads that over few steps. For a batch size that trials completed with, only those
+count; otherwise those that were stopped after LEAST_STEPS steps and LEAST_SHARE of their way at the
+earliest.
+"""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
 from carbonopt.core.quality import Quality
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Frozen
+from carbonopt.spec.study_data import StudyData
 
 LEAST_STEPS = 10
-LEAST_SHARE = 0.05  # of all its steps
+LEAST_SHARE = 0.05  # share of all its steps
 
 
 class Spanned(Frozen):
-    """Over the trials of one batch size, whose other settings differ."""
+    """The span of a figure over the trials of one batch size, whose other settings differ."""
 
     lowest: float
     median: float
@@ -28,49 +32,67 @@ class Spanned(Frozen):
 
 class AtBatch(Frozen):
     global_batch_size: int
-    trials: tuple[int, ...]  # that the figures are of: the complete ones, or where none completed, stopped ones
-    only_stopped: bool = False  # none completed, so that its figures are rather too high
-    duration_s: Spanned  # of an epoch's training
+    # trials that the figures are of: the complete ones or, where none completed, stopped ones
+    trials: tuple[int, ...]
+    only_stopped: bool = False  # no trial completed, so that the figures are rather too high
+    duration_s: Spanned  # duration of an epoch's training
     energy_kwh: Spanned
-    emissions_kg_co2e: Spanned  # PUE in
-    peak_memory_gib: Spanned | None  # None: not known of any
-    quality: Spanned | None = None  # that the complete trials reached; None: none did, or some trained longer
+    emissions_kg_co2e: Spanned  # PUE included
+    peak_memory_gib: Spanned | None  # None: not known for any trial
+    # quality that the complete trials reached; None: none did, or some trained longer
+    quality: Spanned | None = None
 
 
 class BatchEffect(Frozen):
-    batches: tuple[AtBatch, ...]  # by size; two or more
-    least_energy: int  # the batch sizes whose lowest figures are the minimum; of equal ones the smallest
+    batches: tuple[AtBatch, ...]  # sorted by size; two or more
+    # batch sizes whose lowest figures are the minimum; the smallest of equal ones
+    least_energy: int
     least_duration: int
-    least_memory: int | None  # None: known of fewer than two batch sizes
-    best_quality: int | None = None  # whose best trial reached the best of all; None: as with memory
+    least_memory: int | None  # None: known for fewer than two batch sizes
+    # batch size whose best trial is the best of all; None: known for fewer than two
+    best_quality: int | None = None
 
 
 def batch_effect(data: StudyData) -> BatchEffect | None:
-    """By trials of any state whose training energy and duration are known; None: of fewer than two batch sizes."""
+    """Return the effect of the batch size, from trials of known training energy and duration.
+
+    Trials that did not complete count, too, if they ran long enough. None: there are fewer than two
+    batch sizes.
+    """
     by_size: defaultdict[int, list[tuple[TrialRecord, float]]] = defaultdict(list)
     for record in data.records:
         if (size := record.params.global_batch_size) is not None and (epochs := _epochs(record)):
             by_size[size].append((record, epochs))
     if len(by_size) < 2:
         return None
-    # Of trials of different lengths the quality would tell of these, not of the batch.
+    # With trials of different lengths, the quality would show these, not the batch.
     complete = [record for record in data.records if record.state is TrialState.COMPLETE]
     equally_long = len({record.params.epochs for record in complete}) == 1
     batches = tuple(_at_batch(data, size, by_size[size], equally_long) for size in sorted(by_size))
-    peaks_gib = {at.global_batch_size: at.peak_memory_gib.lowest for at in batches if at.peak_memory_gib is not None}
+    peaks_gib = {
+        at.global_batch_size: at.peak_memory_gib.lowest
+        for at in batches
+        if at.peak_memory_gib is not None
+    }
     quality = data.config.quality
-    best = {at.global_batch_size: _best(quality, at.quality) for at in batches if at.quality is not None}
+    best = {
+        at.global_batch_size: _best(quality, at.quality) for at in batches if at.quality is not None
+    }
     return BatchEffect(
         batches=batches,
         least_energy=min(batches, key=lambda at: at.energy_kwh.lowest).global_batch_size,
         least_duration=min(batches, key=lambda at: at.duration_s.lowest).global_batch_size,
-        least_memory=min(peaks_gib, key=lambda size: peaks_gib[size]) if len(peaks_gib) > 1 else None,
-        best_quality=min(best, key=lambda size: quality.rank(best[size])) if len(best) > 1 else None,
+        least_memory=min(peaks_gib, key=lambda size: peaks_gib[size])
+        if len(peaks_gib) > 1
+        else None,
+        best_quality=min(best, key=lambda size: quality.rank(best[size]))
+        if len(best) > 1
+        else None,
     )
 
 
 def _epochs(record: TrialRecord) -> float | None:
-    """How many epochs a trial has trained; None where that is not known, or too few to say anything."""
+    """Return the epochs that a trial has trained; None if not known, or too few to count."""
     epochs = record.params.epochs
     if record.energy_kwh is None or record.duration_s is None or epochs is None:
         return None
@@ -86,18 +108,31 @@ def _best(quality: Quality, of_trials: Spanned) -> float:
     return of_trials.lowest if quality.direction == "minimize" else of_trials.highest
 
 
-def _at_batch(data: StudyData, size: int, trained: Sequence[tuple[TrialRecord, float]], equally_long: bool) -> AtBatch:
-    """`trained`: trials, each with its epochs; `equally_long`: whether all of the study that completed have as many."""
-    complete = [(record, epochs) for record, epochs in trained if record.state is TrialState.COMPLETE]
+def _at_batch(
+    data: StudyData, size: int, trained: Sequence[tuple[TrialRecord, float]], equally_long: bool
+) -> AtBatch:
+    """Return the figures of one batch size.
+
+    Args:
+        trained: trials, each with its epochs.
+        equally_long: whether all of the study's complete trials have the same number of epochs.
+    """
+    complete = [
+        (record, epochs) for record, epochs in trained if record.state is TrialState.COMPLETE
+    ]
     kept = complete or trained
-    energies_kwh = [record.energy_kwh.train / epochs for record, epochs in kept if record.energy_kwh]
+    energies_kwh = [
+        record.energy_kwh.train / epochs for record, epochs in kept if record.energy_kwh
+    ]
     peaks_gib = [record.peak_memory_gib for record, _ in kept if record.peak_memory_gib is not None]
     reached = [record.value for record, _ in complete if equally_long and record.value is not None]
     return AtBatch(
         global_batch_size=size,
         trials=tuple(record.trial for record, _ in kept),
         only_stopped=not complete,
-        duration_s=_spanned([record.duration_s.train / epochs for record, epochs in kept if record.duration_s]),
+        duration_s=_spanned(
+            [record.duration_s.train / epochs for record, epochs in kept if record.duration_s]
+        ),
         energy_kwh=_spanned(energies_kwh),
         emissions_kg_co2e=_spanned(list(map(data.emissions_kg_co2e, energies_kwh))),
         peak_memory_gib=_spanned(peaks_gib) if peaks_gib else None,

@@ -1,65 +1,89 @@
-"""The recommended run against the baseline, at equal quality too, and against itself, had it been stopped earlier."""
+"""Comparison of the recommended run with the baseline, and with itself if stopped earlier.
+
+It is compared with the baseline at equal quality, too.
+"""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, rate_decays
 from carbonopt.core.quality import Target
-from carbonopt.core.study import StudyData
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.trial import FEWEST_READINGS, READINGS_APART_S, TrialRecord, TrialState
 from carbonopt.core.values import Frozen
+from carbonopt.spec.study_data import StudyData
 
-ENOUGH = 0.01  # an evaluation that is worse than the best by this share is as good for most ends
+ENOUGH = 0.01  # a share by which an evaluation may be worse than the best for most purposes
 
 
 class Saving(Frozen):
-    """Of a run's emissions, against the baseline's whole run; both means over their runs."""
+    """The saving of a run's emissions against the baseline's whole run.
+
+    Both are means over their runs.
+    """
 
     fraction: float  # negative: it emits more
-    lowest: float | None  # the interval at `level`; None: nothing was repeated
+    lowest: float | None  # end of the interval at `level`; None: nothing was repeated
     highest: float | None
     level: float = LEVEL
-    seeds: int  # complete runs of the recommended configuration
+    seeds: int  # number of complete runs of the recommended configuration
     baseline_seeds: int
-    # How many runs pay the study back, by the same interval; its second None: there may be no saving, so no number is
-    # sure to. None: the saving has no interval, or none of it is a saving.
+    # Numbers of runs that pay the study back, by the same interval. Its second is None where there
+    # may be no saving: then no number is sure to be enough. None: the saving has no interval, or
+    # none of it is a saving.
     break_even_interval: tuple[int, int | None] | None = None
 
 
 class BothStopped(Frozen):
-    """The recommended run, too, stopped at its first evaluation at or below the target. By the search's own runs, whose
-    shares are of the means over all runs; neither was planned to be that short."""
+    """The comparison if the recommended run is stopped as soon as it met the target, too.
 
-    step: int  # of that evaluation
-    emissions_kg_co2e: float  # up to there: at most this was needed
-    emissions_before_kg_co2e: float  # up to the evaluation before (0: none): more than this was needed
-    saving_fraction: float  # against the baseline's up to where it met the target
-    # The same of what may have been needed of either: the recommended one's most against the baseline's least, and the
-    # other way round. None: the baseline met the target at its first evaluation, so its least is 0.
+    It uses the search's own runs, scaled to the means over all runs. Neither run was planned to be
+    that short.
+    """
+
+    step: int  # step of its first evaluation at or below the target
+    emissions_kg_co2e: float  # up to that evaluation: at most this was needed
+    # up to the evaluation before (0: there is none): more than this was needed
+    emissions_before_kg_co2e: float
+    saving_fraction: float  # against the baseline's emissions up to where it met the target
+    # The saving with what each run may have needed: the recommended one's most against the
+    # baseline's least, and the other way round. None: the baseline met the target at its first
+    # evaluation, so that its least is 0.
     lowest: float | None
     highest: float
 
 
 class AtEqualQuality(Frozen):
-    """Against the baseline (by its first run's share) stopped as soon as it met the target. It evaluates now and then:
-    the truth lies between."""
+    """The comparison with the baseline stopped as soon as it met the target.
 
-    baseline_step: int  # its first evaluation at or below the target
-    baseline_emissions_kg_co2e: float  # up to there: at most this was needed
-    baseline_emissions_before_kg_co2e: float  # up to the evaluation before (0: none): more than this was needed
-    saving_fraction: float  # by the first; at most this much
-    saving_fraction_before: float | None  # by the second: at least this much; may be negative. None: that is 0
-    both_stopped: BothStopped | None = None  # None: of the recommended run it is not known
+    The baseline's first run, scaled to the mean over its runs, is what is compared. It evaluates
+    only now and then, so that the truth lies between two evaluations.
+    """
+
+    baseline_step: int  # step of its first evaluation at or below the target
+    baseline_emissions_kg_co2e: float  # up to that evaluation: at most this was needed
+    # up to the evaluation before (0: there is none): more than this was needed
+    baseline_emissions_before_kg_co2e: float
+    saving_fraction: float  # against the first of these emissions; at most this much
+    # against the second: at least this much; may be negative. None: the second is 0
+    saving_fraction_before: float | None
+    # Whether it trained for less than 1 s until it met the target. Then the uncertainty from the
+    # time between two readings is added to the first emissions and taken off the second.
+    is_short: bool = False
+    both_stopped: BothStopped | None = None  # None: it is not known well enough for both runs
 
 
 class Comparison(Frozen):
     trial: int
     baseline_trial: int
-    value_difference: float | None  # of the quality: recommended ÷ baseline − 1; None: the baseline's is 0
+    # recommended ÷ baseline − 1, of the quality; None: the baseline's is 0
+    value_difference: float | None
     saving: Saving
-    equal_quality: AtEqualQuality | None  # None: the baseline never met the target, or its energy by step is not known
-    # The GPUs' temperature as the recommended runs' trainings began, above the baseline's; means. None: not told.
+    # None: the baseline never met the target, or its energy by step is not known
+    equal_quality: AtEqualQuality | None
+    # The GPUs' mean temperature as the recommended runs' trainings began, minus that of the
+    # baseline's. None: not recorded.
     began_warmer_c: float | None = None
 
 
@@ -67,29 +91,39 @@ class Milestone(Frozen):
     """One evaluation of the run."""
 
     step: int
-    share: float  # of all its steps
-    energy_kwh: float  # of the training window up to here
-    emissions_kg_co2e: float  # likewise, PUE in
-    value: float  # of the quality
-    # How much better it got since the evaluation before, per kg CO2e. None: the first one, or nothing was emitted.
+    share: float  # share of all its steps
+    energy_kwh: float  # energy of the training window up to here
+    emissions_kg_co2e: float  # emissions up to here, PUE included
+    value: float  # value of the quality
+    # Improvement since the evaluation before, per kg CO2e. None: it is the first one, or nothing
+    # was emitted.
     gained_per_kg_co2e: float | None
 
 
 class DiminishingReturns(Frozen):
     trial: int  # the recommended one, else the closest, if it completed
     total_steps: int
-    points: tuple[Milestone, ...]  # by step; only evaluations of known energy and finite value
+    points: tuple[Milestone, ...]  # those of known energy and finite value, sorted by step
     best: Milestone
-    enough: Milestone  # the first within ENOUGH of the best
-    saved_fraction: float  # of the run's emissions, had it been stopped there
-    first_meeting: Milestone | None  # the first that meets the target
-    # The learning rate falls over the run: a run planned to be that short would end lower. A script's is not known.
+    enough: Milestone  # the first evaluation within ENOUGH of the best
+    saved_fraction: float  # share of the run's emissions that stopping there would have saved
+    first_meeting: Milestone | None  # the first evaluation that meets the target
+    # Whether the learning rate falls over the run: then a run planned to be that short would end
+    # lower. False for a script, whose schedule is not known.
     rate_decays: bool
 
 
 def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
-    """None: nothing is recommended, it is its own baseline, or the baseline emitted nothing."""
-    if rec.trial is None or rec.baseline is None or rec.value is None or rec.saving_fraction is None:
+    """Compare the recommended run with the baseline.
+
+    None: nothing is recommended, it is its own baseline, or the baseline emitted nothing.
+    """
+    if (
+        rec.trial is None
+        or rec.baseline is None
+        or rec.value is None
+        or rec.saving_fraction is None
+    ):
         return None
     if rec.trial == rec.baseline.trial:
         return None
@@ -121,51 +155,98 @@ def _began_warmer_c(winner: Configuration, baseline: Configuration) -> float | N
 def _equal_quality(
     data: StudyData, target: Target, winner: Configuration, baseline: Configuration
 ) -> AtEqualQuality | None:
-    if (until_target := _until_target(data, target, baseline)) is None:
+    theirs, ours = (_until_target(data, target, config) for config in (baseline, winner))
+    if theirs is None:
         return None
-    step, most_kg, least_kg = until_target
-    both = None
-    if until_target := _until_target(data, target, winner):
-        winner_step, winner_most_kg, winner_least_kg = until_target
-        both = BothStopped(
-            step=winner_step,
-            emissions_kg_co2e=winner_most_kg,
-            emissions_before_kg_co2e=winner_least_kg,
-            saving_fraction=1 - winner_most_kg / most_kg,
-            lowest=1 - winner_most_kg / least_kg if least_kg else None,
-            highest=1 - winner_least_kg / most_kg,
-        )
     return AtEqualQuality(
-        baseline_step=step,
-        baseline_emissions_kg_co2e=most_kg,
-        baseline_emissions_before_kg_co2e=least_kg,
-        saving_fraction=1 - winner.emissions_kg_co2e / most_kg,
-        saving_fraction_before=1 - winner.emissions_kg_co2e / least_kg if least_kg else None,
-        both_stopped=both,
+        baseline_step=theirs.step,
+        baseline_emissions_kg_co2e=theirs.most_kg,
+        baseline_emissions_before_kg_co2e=theirs.least_kg,
+        saving_fraction=1 - winner.emissions_kg_co2e / theirs.most_kg,
+        saving_fraction_before=1 - winner.emissions_kg_co2e / theirs.least_kg
+        if theirs.least_kg
+        else None,
+        is_short=theirs.is_short,
+        both_stopped=None if ours is None else _both_stopped(ours, theirs),
     )
 
 
-def _until_target(data: StudyData, target: Target, config: Configuration) -> tuple[int, float, float] | None:
-    """The step of the search's own run's first evaluation that meets the target, the emissions up to there and up to
-    the evaluation before: its shares of that run's, of the mean over all runs, with which it is compared. None: it
-    never met the target, or these are not known."""
+class _UntilTarget(NamedTuple):
+    """The emissions of a run until it met the target, in kg CO2e."""
+
+    step: int  # step of the first evaluation that meets it
+    most_kg: float  # up to that evaluation
+    least_kg: float  # up to the evaluation before; 0: there is none
+    is_short: bool  # see `AtEqualQuality`
+
+
+def _both_stopped(ours: _UntilTarget, theirs: _UntilTarget) -> BothStopped | None:
+    if ours.is_short or theirs.is_short:
+        return None
+    return BothStopped(
+        step=ours.step,
+        emissions_kg_co2e=ours.most_kg,
+        emissions_before_kg_co2e=ours.least_kg,
+        saving_fraction=1 - ours.most_kg / theirs.most_kg,
+        lowest=1 - ours.most_kg / theirs.least_kg if theirs.least_kg else None,
+        highest=1 - ours.least_kg / theirs.most_kg,
+    )
+
+
+def _until_target(data: StudyData, target: Target, config: Configuration) -> _UntilTarget | None:
+    """Return what the search's own run emitted up to its first evaluation that meets the target.
+
+    It is scaled to the mean over all runs, with which it is compared. None: it never met the
+    target, met it before the training, or its energy by step is not known.
+    """
+    record = config.first
     of_run_kg, before_kwh = config.emissions_of_runs[0], 0.0
-    for point in config.first.evals:
+    for point in record.evals:
         energy_kwh = point.train_energy_kwh
         if energy_kwh is None or not of_run_kg:
             return None
+        if point.step == 0:  # before the training, in whose energy there is only what was just read
+            if target.is_met_by(point.value):
+                return None
+            continue
         if target.is_met_by(point.value):
             scale = config.emissions_kg_co2e / of_run_kg
-            up_to, before = (scale * data.emissions_kg_co2e(spent_kwh) for spent_kwh in (energy_kwh, before_kwh))
-            return (point.step, up_to, before) if up_to else None
+            unsure_kwh = 0.0 if data.provenance.is_replay else _unsure_kwh(record, energy_kwh)
+            most_kg, least_kg = (
+                scale * data.emissions_kg_co2e(kwh)
+                for kwh in (energy_kwh + unsure_kwh, before_kwh - unsure_kwh)
+            )
+            return (
+                _UntilTarget(point.step, most_kg, max(0.0, least_kg), unsure_kwh > 0)
+                if most_kg
+                else None
+            )
         before_kwh = energy_kwh
     return None
 
 
+def _unsure_kwh(record: TrialRecord, energy_kwh: float) -> float:
+    """Return how much the energy up to an evaluation may differ from what was read, in kWh.
+
+    It is what the run uses in the time between two readings, at each end, and 0 where the training
+    up to there is long compared with that.
+    """
+    if record.duration_s is None or record.energy_kwh is None or not record.duration_s.train > 0:
+        return 0.0
+    kwh_per_s = record.energy_kwh.train / record.duration_s.train
+    is_short = energy_kwh < FEWEST_READINGS * READINGS_APART_S * kwh_per_s
+    return 2 * READINGS_APART_S * kwh_per_s if is_short else 0.0
+
+
 def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingReturns | None:
-    """Of the recommended trial, else of the closest one if it completed; of a repeated configuration, the search's own.
-    None: there is no such trial, its energy by step is not known, or no energy was used."""
-    trial = rec.closest.trial if rec.closest else rec.trial  # there is a closest one where none is recommended
+    """Return what each evaluation of the recommended trial gained for its emissions.
+
+    Where none is recommended, it is the closest trial if it completed; for a repeated configuration
+    it is the search's own trial. None: there is no such trial, its energy by step is not known, or
+    no energy was used.
+    """
+    # There is a closest trial where none is recommended.
+    trial = rec.closest.trial if rec.closest else rec.trial
     record = next((record for record in data.records if record.trial == trial), None)
     if record is None or record.state is not TrialState.COMPLETE or record.energy_kwh is None:
         return None
@@ -180,16 +261,20 @@ def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingRetu
     workload = data.config.workload
     given = workload.training_arguments if workload else {}
     scheduler = record.params.lr_scheduler or given.get("lr_scheduler_type", DEFAULT_LR_SCHEDULER)
-    warmup = record.params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps") or 0.0
+    warmup = (
+        record.params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps") or 0.0
+    )
     return DiminishingReturns(
         trial=record.trial,
         total_steps=total_steps,
         points=points,
         best=best,
         enough=enough,
-        saved_fraction=0.0 if enough.step >= total_steps else 1 - enough.energy_kwh / record.energy_kwh.train,
+        saved_fraction=0.0
+        if enough.step >= total_steps
+        else 1 - enough.energy_kwh / record.energy_kwh.train,
         first_meeting=next((point for point in points if rec.target.is_met_by(point.value)), None),
-        rate_decays=not (workload and workload.is_script) and rate_decays(scheduler, warmup),
+        rate_decays=not data.config.is_script and rate_decays(scheduler, warmup),
     )
 
 
@@ -206,6 +291,8 @@ def _milestones(data: StudyData, record: TrialRecord, total_steps: int) -> Itera
             energy_kwh=point.train_energy_kwh,
             emissions_kg_co2e=emissions_kg,
             value=point.value,
-            gained_per_kg_co2e=(rank(before.value) - rank(point.value)) / spent_kg if before and spent_kg > 0 else None,
+            gained_per_kg_co2e=(rank(before.value) - rank(point.value)) / spent_kg
+            if before and spent_kg > 0
+            else None,
         )
         yield before

@@ -1,39 +1,46 @@
-"""What is to be repeated with other seeds once the search has ended: a pure function of the records.
+"""Choose which trials to repeat with other seeds once the search has ended.
 
-Each run goes to the cheapest configuration that may well be confirmed (`Evidence.chance`), until the cheapest that is
-confirmed has run with all its seeds; then to its runners-up by emissions. There are the runs of 1 + confirm.runners_up
-configurations at most. Last comes the start configuration, where confirm.baseline asks for it."""
+The choice is a pure function of the records. Each run goes to the cheapest configuration that may
+well be confirmed (`Evidence.chance`), until the cheapest that is confirmed has run with all its
+seeds; then to its runners-up by emissions. There are the runs of 1 + confirm.runners_up
+configurations at most. Last comes the start configuration, where confirm.baseline asks for it.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing, configurations
-from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import StopReason, TrialRecord
 from carbonopt.core.values import Frozen
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import StudyData
 
-# In simulated studies (docs/confirmation.md) 1/5 confirms fewer, and 1/2 dearer ones.
+# Least chance of a configuration that may well be confirmed. In simulated studies
+# (docs/confirmation.md) 1/5 confirms fewer, and 1/2 more expensive ones.
 _MAY_WELL = 1 / 3
 _NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 
-Available = Callable[[int, TrialParams], bool]  # whether a configuration can be run with a seed
+# Returns whether a configuration can be run with a seed.
+Available = Callable[[int, TrialParams], bool]
 
 
 class Repeat(Frozen):
-    trial: int  # of the search, whose configuration is run again
+    trial: int  # trial of the search whose configuration is run again
     seed: int
 
 
 class ConfirmationProgress(Frozen):
     trials: tuple[int, ...]  # the search's trials whose configurations were chosen so far
     next: Repeat | None  # None: nothing is left to run
-    not_recorded: tuple[Repeat, ...]  # wanted, but a replay's table has no such run
+    not_recorded: tuple[Repeat, ...]  # repeats that are wanted, but lack in a replay's table
 
 
 def plan(data: StudyData, available: Available) -> ConfirmationProgress:
-    """What has been chosen to be repeated, and which run is due next. The study must have `confirm`."""
+    """Return what has been chosen to be repeated, and which run is due next.
+
+    The study must have `confirm`.
+    """
     confirm, target = data.config.confirm, data.config.target.at()
     assert confirm is not None
     evidence = Evidence.of(data, target)
@@ -45,7 +52,7 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
     due: Repeat | None = None
 
     def repeated(config: Configuration) -> Repeat | None:
-        """Its next run; None: it has none."""
+        """Return the configuration's next run; None if it has none."""
         chosen.append(config)
         for seed in _missing_seeds(data, config.first, confirm.seeds):
             repeat = Repeat(trial=config.trial, seed=seed)
@@ -58,15 +65,19 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
         while due is None and (following := _following(evidence, chosen, target, confirm.seeds)):
             due = repeated(following)
     had_repeats = {record.repeat_of for record in data.records}
-    trials = {config.trial for config in chosen} | {number for number in had_repeats if number is not None}
+    trials = {config.trial for config in chosen} | {
+        number for number in had_repeats if number is not None
+    }
     if due is None and trials and confirm.baseline and baseline:
         due = repeated(baseline)
         trials.add(0)
-    return ConfirmationProgress(trials=tuple(sorted(trials)), next=due, not_recorded=tuple(not_recorded))
+    return ConfirmationProgress(
+        trials=tuple(sorted(trials)), next=due, not_recorded=tuple(not_recorded)
+    )
 
 
 def outcome(data: StudyData, available: Available) -> str:
-    """What the confirmation has found or what it lacks, in words."""
+    """Say what the confirmation has found or what it lacks."""
     progress = plan(data, available)
     if not progress.trials:
         return "no trial met the target, so none was repeated"
@@ -80,7 +91,9 @@ def outcome(data: StudyData, available: Available) -> str:
     if not any(map(evidence.confirmed, chosen)):
         parts.append("none of them was confirmed")
     if progress.not_recorded:
-        listed = ", ".join(f"{repeat.seed} of trial {repeat.trial}" for repeat in progress.not_recorded)
+        listed = ", ".join(
+            f"{repeat.seed} of trial {repeat.trial}" for repeat in progress.not_recorded
+        )
         parts.append(f"not in the table: seed {listed}")
     if progress.next is not None:
         parts.append("the budget ended before the confirmation did")
@@ -88,47 +101,83 @@ def outcome(data: StudyData, available: Available) -> str:
 
 
 def refuted(records: Iterable[TrialRecord], config: StudyConfig) -> frozenset[int]:
-    """Trials, repeats among them, of configurations whose repeats with other seeds missed the target, on average."""
+    """Return the trials of configurations whose runs with several seeds missed the target.
+
+    The mean over the runs counts; a configuration that failed with another seed missed, too.
+    Repeats are among the returned trials.
+    """
     if config.confirm is None:
         return frozenset()
     target = config.target.at()
-    return frozenset(run.trial for tried in configurations(records) if _is_refuted(tried, target) for run in tried.runs)
+    return frozenset(
+        run.trial
+        for tried in configurations(records)
+        if _is_refuted(tried, target)
+        for run in tried.runs
+    )
 
 
 def _is_refuted(config: Configuration, target: Target) -> bool:
-    """Whether its runs so far miss the target, on average, or it failed with another seed."""
+    """Return whether the runs so far miss the target on average, or another seed failed."""
     return config.failed_replicate or (config.n > 1 and not target.is_met_by(config.value))
 
 
-def _following(evidence: Evidence, but: Collection[Configuration], target: Target, seeds: int) -> Configuration | None:
-    """The configuration that the next run belongs to, but none of these; None: none is left."""
+def _following(
+    evidence: Evidence, but: Collection[Configuration], target: Target, seeds: int
+) -> Configuration | None:
+    """Return the configuration that the next run belongs to; None if none is left.
+
+    Args:
+        but: configurations that are left out.
+    """
     tried = evidence.configurations
-    winner = min(filter(evidence.confirmed, tried), key=lambda config: config.mean_rank, default=None)
+    winner = min(
+        filter(evidence.confirmed, tried), key=lambda config: config.mean_rank, default=None
+    )
     unfinished = [config for config in tried if config.n < seeds and config not in but]
-    may_hold = [config for config in unfinished if evidence.standing(config) is not Standing.REJECTED]
-    cheaper = [config for config in may_hold if winner is None or config.mean_rank < winner.mean_rank]
+    may_hold = [
+        config for config in unfinished if evidence.standing(config) is not Standing.REJECTED
+    ]
+    cheaper = [
+        config for config in may_hold if winner is None or config.mean_rank < winner.mean_rank
+    ]
     likely = [config for config in cheaper if evidence.chance(config) >= _MAY_WELL]
     if likely:
         return min(likely, key=lambda config: config.mean_rank)
     if winner is None:
-        return max(cheaper, key=lambda config: (evidence.chance(config), -config.rank[0], -config.trial), default=None)
+        return max(
+            cheaper,
+            key=lambda config: (evidence.chance(config), -config.rank[0], -config.trial),
+            default=None,
+        )
     if winner in may_hold:
         return winner
     winner_kg = winner.emissions_kg_co2e
-    near = [config for config in unfinished if config.n == 1 and config.mean_rank < winner.mean_rank]
+    near = [
+        config for config in unfinished if config.n == 1 and config.mean_rank < winner.mean_rank
+    ]
     may_hold += [config for config in near if _nearly_meets(config, evidence, target)]
-    return min(may_hold, key=lambda config: (abs(config.emissions_kg_co2e - winner_kg), config.mean_rank), default=None)
+    return min(
+        may_hold,
+        key=lambda config: (abs(config.emissions_kg_co2e - winner_kg), config.mean_rank),
+        default=None,
+    )
 
 
 def _nearly_meets(config: Configuration, evidence: Evidence, target: Target) -> bool:
-    """Whether a single run is above the target by no more than a standard deviation of the repeats: one farther off
-    would have to have been unlucky by more than two."""
+    """Return whether a single run misses the target by at most a standard deviation of the repeats.
+
+    One farther off would have to have been unlucky by more than two.
+    """
     noise, over = evidence.scaled_value, target.shortfall(config.value)
     return noise is not None and 0 < over <= noise.deviation
 
 
 def _missing_seeds(data: StudyData, first: TrialRecord, seeds: int) -> list[int]:
-    """Those that a trial's configuration is still to be run with: of search.seed, search.seed + 1 and so on."""
+    """Return the seeds that a trial's configuration is still to be run with.
+
+    They are from search.seed, search.seed + 1 and so on.
+    """
     own = data.config.search.seed
     wanted = [seed for seed in range(own, own + seeds) if seed != first.seed][: seeds - 1]
     ran = {record.seed for record in _ended(data.records) if record.repeat_of == first.trial}

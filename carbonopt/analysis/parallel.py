@@ -1,4 +1,4 @@
-"""Work in several processes at once."""
+"""Parallel work in several processes."""
 
 import ctypes
 import multiprocessing
@@ -14,21 +14,31 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1
-_MOST = 16  # more forks take longer to begin than they save
+_MOST = 16  # more forks take longer to start than they save
 
 
 def processes() -> int:
-    """How many are worth their while: one for each core that this process may use."""
+    """Return the number of processes that are worth their while.
+
+    It is one for each core that this process may use, up to a limit.
+    """
     return min(_MOST, len(os.sched_getaffinity(0)))
 
 
 def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
-    """What `work` makes of each part, in their order: of the last one here, of each other in a fork of this process,
-    which has all imports and data already and ends with its part, or with this process.
+    """Return the results of `work` for each part, in their order.
 
-    Workers of a multiprocessing.Pool would wait for ever for a part whose worker was killed; joblib's (loky) import
-    everything again, and outlive a killed parent by minutes. Raises the first exception that `work` raised,
-    CarbonoptError if a fork died, BlockingIOError if no further process can be started."""
+    The last part is done here, each other one in a fork of this process. A fork has all imports and
+    data already, and ends with its part, or with this process.
+
+    Workers of a multiprocessing.Pool would wait for ever for a part whose worker was killed;
+    joblib's (loky) import everything again, and outlive a killed parent by minutes.
+
+    Raises:
+        Exception: the first exception that `work` raised.
+        CarbonoptError: if a fork died.
+        BlockingIOError: if no further process can be started.
+    """
     context = multiprocessing.get_context("fork")
     forks = []
     for part in parts[:-1]:
@@ -45,8 +55,8 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
         except EOFError:
             fork.join()
             raise CarbonoptError(
-                f"a process that had part of the work ended with code {fork.exitcode}, as one does that the kernel "
-                "kills where memory is short; type the same command again."
+                f"a process that had part of the work ended with code {fork.exitcode}, as one does"
+                " that the kernel kills where memory is short; type the same command again."
             ) from None
         fork.join()
         if error is not None:
@@ -56,10 +66,11 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
 
 
 def _do(work: Callable[[Part], Result], part: Part, there: Connection, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's, which ends its forks
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # that is how it ends them, whatever it does itself at a SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its forks
+    # The parent ends its forks by SIGTERM, whatever it does itself at one.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before
+    if os.getppid() != parent:  # the parent died before
         return
     try:
         there.send((work(part), None))

@@ -1,4 +1,4 @@
-"""The study's answer: the cheapest configuration that reaches the target, and what it is compared with."""
+"""Answer a study: find the cheapest configuration that reaches the target, and compare it."""
 
 import itertools
 import math
@@ -12,10 +12,10 @@ from carbonopt.analysis.front import objectives, pareto_front
 from carbonopt.analysis.shortfall import Shortfall, shortfall
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.quality import PERPLEXITY, Target
-from carbonopt.core.study import StudyData
+from carbonopt.core.quality import Target
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Frozen
+from carbonopt.spec.study_data import StudyData
 
 START = "the study's start configuration"
 CHOSEN = "the start configuration, which carbonopt chose"
@@ -23,92 +23,99 @@ MOST_ACCURATE = "the most accurate complete trial, which choosing by quality alo
 
 
 class Baseline(Frozen):
-    """The trial that the recommendation is compared with, and why that one."""
+    """The trial that the recommendation is compared with, and the reason for the choice."""
 
     trial: int
     why: str
     params: TrialParams
-    value: float  # of the quality
+    value: float  # value of the quality
     emissions_kg_co2e: float
-    is_start: bool  # the configuration that the study file starts from
-    is_chosen: bool = False  # by carbonopt, with the space
+    is_start: bool  # whether it is the configuration that the study file starts from
+    is_chosen: bool = False  # whether carbonopt chose it, with the space
     meets_target: bool
 
 
 class Closest(Frozen):
-    """What came closest when no trial met the target."""
+    """The trial that came closest when no trial met the target."""
 
     trial: int
     state: TrialState
     why: str
     params: TrialParams
-    value: float  # of the quality
-    emissions_kg_co2e: float | None  # of an unfinished trial: as far as it got
-    interrupted: bool  # it will be run again when the study goes on
-    seeds: int = 1  # over how many its quality and emissions are means
+    value: float  # value of the quality
+    emissions_kg_co2e: float | None  # for an unfinished trial, as far as it got
+    interrupted: bool  # whether it will be run again when the study goes on
+    seeds: int = 1  # number of seeds over which its quality and emissions are means
 
 
 class Rejected(Frozen):
-    """A cheaper configuration whose first run met the target, but which doesn't hold it by its repeats."""
+    """A cheaper configuration whose first run met the target, but whose repeats refute that."""
 
     trial: int
-    seeds: int  # that completed
-    value: float  # mean over them
-    failed_replicate: bool  # with another seed it diverged or did not fit in memory
+    seeds: int  # number of seeds that completed
+    value: float  # mean of the quality over them
+    failed_replicate: bool  # whether it diverged or did not fit in memory with another seed
 
 
 class Answer(Frozen):
-    """What is recommended for a target, and what a run of it saves; all None when no trial met the target. Figures of a
-    repeated configuration are means over its seeds (of the quality as `Configuration.value`)."""
+    """The recommendation for a target, and the saving of a run.
+
+    All is None when no trial met the target. The figures of a repeated configuration are means over
+    its seeds (of the quality as `Configuration.value`).
+    """
 
     trial: int | None = None
-    value: float | None = None  # of the quality
-    emissions_kg_co2e: float | None = None  # of the training window, PUE in
-    energy_kwh: float | None = None  # of the training window, PUE not in
-    saving_fraction: float | None = None  # 1 − emissions ÷ baseline's; negative when the baseline is cheaper
-    # Of saving_fraction, at LEVEL. None: nothing was repeated, it is its own baseline, or one of them emitted nothing.
+    value: float | None = None  # value of the quality
+    emissions_kg_co2e: float | None = None  # emissions of the training window, PUE included
+    energy_kwh: float | None = None  # energy of the training window, without PUE
+    # 1 − emissions ÷ the baseline's; negative when the baseline is cheaper
+    saving_fraction: float | None = None
+    # Interval of saving_fraction, at LEVEL. None: nothing was repeated, it is its own baseline, or
+    # one of them emitted nothing.
     saving_interval: tuple[float, float] | None = None
-    break_even_runs: int | None = None  # that pay the study back; None: a run saves nothing
-    # At the ends of the saving's interval, the baseline's emissions as they are. Its second is None where the saving
-    # may be none: then no number is sure to be enough. None: the saving has no interval, or none of it is a saving.
+    break_even_runs: int | None = None  # runs that pay the study back; None: a run saves nothing
+    # The same at the ends of the saving's interval, with the baseline's emissions as they are. Its
+    # second is None where there may be no saving: then no number is sure to be enough. None: the
+    # saving has no interval, or none of it is a saving.
     break_even_interval: tuple[int, int | None] | None = None
 
 
 class Recommendation(Answer):
-    """Which trial to take."""
+    """The trial to take, and what speaks for it."""
 
     target: Target
     params: TrialParams | None  # None: no trial met the target
     baseline: Baseline | None  # None: no trial completed
     closest: Closest | None  # only when no trial met the target
-    shortfall: Shortfall | None  # of the closest trial; None: there is none, or it did not complete
-    pareto_front: tuple[int, ...]  # trial numbers, by emissions; of repeated configurations the means count
-    trials_by_state: dict[TrialState, int]  # every state, 0 where none
+    shortfall: Shortfall | None  # the closest trial's; None: there is none, or it did not complete
+    # trial numbers, by emissions; repeated configurations count with their means
+    pareto_front: tuple[int, ...]
+    trials_by_state: dict[TrialState, int]  # has every state, 0 where there are none
     study_energy_kwh: float
     study_emissions_kg_co2e: float
-    repeats: int  # of the trials, those that repeat another one's configuration with another seed
-    repeats_energy_kwh: float  # of the study's, what these used
+    repeats: int  # number of trials that repeat another one's configuration with another seed
+    repeats_energy_kwh: float  # part of the study's energy that these used
     repeats_emissions_kg_co2e: float
     confidence: Confidence | None  # None: nothing was recommended, or nothing repeated
-    ties: tuple[int, ...]  # trials that hold the target, too, at emissions that can't be told from the winner's
-    rejected: tuple[Rejected, ...]  # by the emissions of their first runs
-    failed_replicates: tuple[int, ...]  # trials: repeats of the recommended configuration that ended without a result
+    # other confirmed trials, whose emissions can't be distinguished from the winner's
+    ties: tuple[int, ...]
+    rejected: tuple[Rejected, ...]  # sorted by the emissions of their first runs
+    # trials that repeated the recommended configuration and ended without a result
+    failed_replicates: tuple[int, ...]
 
     @property
     def met(self) -> bool:
         return self.trial is not None
 
     def as_json(self) -> dict[str, Any]:
-        """What `carbonopt recommend --json` prints, but for the `caveats`, which are sentences."""
+        """Return what `carbonopt recommend --json` prints, but for the `caveats`' sentences."""
         dumped = self.model_dump(mode="json")
         answer: dict[str, Any] = {
             "target": self.target.as_json(),
-            "target_perplexity": self._if_perplexity(self.target.value),
             "met": self.met,
             "trial": self.trial,
             "params": self.params.as_record() if self.params else None,
             "quality": {"name": self.target.quality.name, "value": self.value},
-            PERPLEXITY.name: self._if_perplexity(self.value),
             "emissions_kg_co2e": self.emissions_kg_co2e,
             "energy_kwh": self.energy_kwh,
             "baseline": self._trial_as_json(self.baseline),
@@ -120,46 +127,69 @@ class Recommendation(Answer):
                 "emissions_kg_co2e": self.study_emissions_kg_co2e,
                 "break_even_runs": self.break_even_runs,
             },
-            **{name: dumped[name] for name in ("confidence", "ties", "failed_replicates", "rejected")},
+            **{
+                name: dumped[name]
+                for name in ("confidence", "ties", "failed_replicates", "rejected")
+            },
         }
         if not self.met:
-            answer |= {"closest": self._trial_as_json(self.closest), "shortfall": dumped["shortfall"]}
+            answer |= {
+                "closest": self._trial_as_json(self.closest),
+                "shortfall": dumped["shortfall"],
+            }
         return answer
 
     def _trial_as_json(self, trial: Baseline | Closest | None) -> dict[str, Any] | None:
         if trial is None:
             return None
         dumped = trial.model_dump(mode="json", exclude={"is_start", "is_chosen", "meets_target"})
-        return {**dumped, "params": trial.params.as_record(), PERPLEXITY.name: self._if_perplexity(trial.value)}
-
-    def _if_perplexity(self, value: float | None) -> float | None:
-        """For those who read answers from before there were other qualities."""
-        return value if self.target.quality is PERPLEXITY else None
+        return {
+            **dumped,
+            "params": trial.params.as_record(),
+        }
 
 
 class TargetRange(Answer):
-    """What is recommended for all targets from `from_value` on, each easier to meet, up to and without the next's."""
+    """The recommendation for all targets in a range.
 
-    from_value: float  # of the first range the best that there can be
-    # The study's own target alone: its repeats were made for it, so that a configuration that holds it comes before a
-    # cheaper one that ran once. Just above it, the answer before goes on.
+    The range goes from `from_value` on, to ever easier targets, up to but without the next range's.
+    """
+
+    from_value: float  # for the first range, the best value that there can be
+    # Whether the range is the study's own target alone. Its repeats were made for it, so that a
+    # configuration confirmed for it comes before a cheaper one that ran once. Just above it, the
+    # answer before goes on.
     study_target_only: bool
-    seeds: int  # complete runs of its configuration; 0: there is none
-    value_bound: float | None  # of its mean over all seeds, at LEVEL; None: it ran once, or no bound is known
+    seeds: int  # number of complete runs of its configuration; 0: there is none
+    # bound of its mean over all seeds, at LEVEL; None: it ran once, or no bound is known
+    value_bound: float | None
     baseline_trial: int | None
 
 
 def recommend(data: StudyData, target_value: float | None = None) -> Recommendation:
-    """The configuration with the least emissions among those that meet the target; of repeated ones, see `_Best`.
+    """Recommend the configuration with the least emissions among those that meet the target.
 
-    Ties go to the better quality, then to the lower trial number. Without `target_value` the study's own target counts;
-    another one needs no new trial. Raises BadInput if it is no finite value of the quality."""
+    For configurations that were repeated, see `_Best`. Ties go to the better quality, then to the
+    lower trial number.
+
+    Args:
+        target_value: None: the study's own target. Another one needs no new trial.
+
+    Raises:
+        BadInput: if the target is no finite value of the quality.
+    """
     target = data.config.target.at(target_value)
     quality = target.quality
     if quality.beyond(target.value) or not math.isfinite(target.value):
-        raise BadInput(f"the target must be a finite {quality.name}, {quality.bounds_text}, but got {target.value:g}.")
+        raise BadInput(
+            f"the target must be a finite {quality.name}, {quality.bounds_text}, but got"
+            f" {target.value:g}."
+        )
     evidence = Evidence.of(data, target)
-    standings, best = {config: evidence.standing(config) for config in evidence.configurations}, _Best()
+    standings, best = (
+        {config: evidence.standing(config) for config in evidence.configurations},
+        _Best(),
+    )
     for config, standing in standings.items():
         best.take(config, standing)
     winner = best.answer(confirmed_for_it=target == data.config.target.at())
@@ -168,14 +198,20 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
     spent = footprint(data)
     closest = None if winner else _closest(data.records, evidence.configurations)
     return Recommendation(
-        **(dict(_answer(evidence, winner, baseline, spent.emissions_kg_co2e)) if winner and baseline else {}),
+        **(
+            dict(_answer(evidence, winner, baseline, spent.emissions_kg_co2e))
+            if winner and baseline
+            else {}
+        ),
         target=target,
         params=winner.first.params if winner else None,
         baseline=_described(data, baseline, target) if baseline else None,
         closest=closest,
         shortfall=shortfall(data, closest.trial, closest.value, target) if closest else None,
         pareto_front=pareto_front(by_means(data.records)),
-        trials_by_state={state: sum(record.state is state for record in data.records) for state in TrialState},
+        trials_by_state={
+            state: sum(record.state is state for record in data.records) for state in TrialState
+        },
         study_energy_kwh=spent.energy_kwh,
         study_emissions_kg_co2e=spent.emissions_kg_co2e,
         repeats=sum(record.repeat_of is not None for record in data.records),
@@ -184,13 +220,37 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
         confidence=evidence.confidence(winner) if winner and repeated else None,
         ties=evidence.ties(winner) if winner else (),
         rejected=tuple(_rejected(standings, winner, target)) if winner else (),
-        failed_replicates=tuple(run.trial for run in data.records if winner and _failed_replicate(run, winner)),
+        failed_replicates=tuple(
+            run.trial for run in data.records if winner and _failed_replicate(run, winner)
+        ),
+    )
+
+
+def cheaper_but_unsure(data: StudyData, rec: Recommendation) -> tuple[int, ...]:
+    """Return cheaper trials that met the target, but that repeats have not shown to meet it.
+
+    They were passed over for a configuration whose repeats say more. Without repeats there are
+    none: the recommendation is then the cheapest trial that met the target.
+    """
+    if rec.confidence is None or rec.emissions_kg_co2e is None:
+        return ()
+    settled = {rec.trial, *rec.ties, *(rejected.trial for rejected in rec.rejected)}
+    return tuple(
+        record.trial
+        for record in data.records
+        if record.repeat_of is None
+        and record.trial not in settled
+        and record.meets(rec.target)
+        and record.emissions_kg_co2e is not None
+        and record.emissions_kg_co2e < rec.emissions_kg_co2e
     )
 
 
 def recommendation_by_target(data: StudyData) -> tuple[TargetRange, ...]:
-    """A step function of the target, from the best value on; no two neighbours recommend the same. `target_range_for`
-    finds in it what `recommend` would say."""
+    """Return the recommendation as a step function of the target, from the best value on.
+
+    No two neighbours recommend the same. `target_range_for` finds in it what `recommend` would say.
+    """
     own_target = data.config.target.at()
     evidence = Evidence.of(data, own_target)
     baseline = _baseline(data, evidence.configurations)
@@ -209,12 +269,13 @@ def recommendation_by_target(data: StudyData) -> tuple[TargetRange, ...]:
 
 
 def target_range_for(ranges: Sequence[TargetRange], target: Target) -> TargetRange:
-    """The range that a target lies in."""
+    """Return the range that a target lies in."""
     rank, own_rank = target.quality.rank, target.quality.rank(target.value)
     return next(
         answer
         for answer in reversed(ranges)
-        if answer.from_value == target.value or (rank(answer.from_value) < own_rank and not answer.study_target_only)
+        if answer.from_value == target.value
+        or (rank(answer.from_value) < own_rank and not answer.study_target_only)
     )
 
 
@@ -222,10 +283,15 @@ _BY_MEANS, _BY_FIRST_RUN = attrgetter("mean_rank"), attrgetter("rank")
 
 
 class _Best:
-    """The cheapest configuration that holds the target, by its means; else the cheapest whose repeats are below it on
-    average, though by less than the error; else the cheapest that ran once, which says less. For a target that the
-    repeats were not made for, the cheapest of all these: one that was repeated is no better there than a cheaper one
-    that ran once. As targets rise, a configuration may be taken again with its next standing."""
+    """Collects configurations, and chooses among them.
+
+    For the target that the repeats were made for, the choice is the cheapest configuration, by its
+    means, that is confirmed; else the cheapest whose repeats are below the target on average,
+    though by less than the error; else the cheapest that ran once, which says less. For another
+    target it is the cheapest of all these: a configuration that was repeated is no better there
+    than a cheaper one that ran once. As targets get easier, a configuration may be taken again with
+    its next standing.
+    """
 
     def __init__(self) -> None:
         self._by_means: dict[Standing, Configuration] = {}  # the cheapest of each standing
@@ -237,38 +303,58 @@ class _Best:
 
     def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
         holding, by_first_run = self._by_means.get(Standing.CONFIRMED), self._by_first_run
-        meeting = (config for standing, config in by_first_run.items() if standing is not Standing.REJECTED)
+        meeting = (
+            config for standing, config in by_first_run.items() if standing is not Standing.REJECTED
+        )
         met = min(meeting, key=_BY_FIRST_RUN, default=None)
         if confirmed_for_it:
             return holding or self._by_means.get(Standing.INCONCLUSIVE) or met
         return holding if met is by_first_run.get(Standing.CONFIRMED) else met
 
 
-def _rejected(standings: Mapping[Configuration, Standing], winner: Configuration, target: Target) -> Iterator[Rejected]:
+def _rejected(
+    standings: Mapping[Configuration, Standing], winner: Configuration, target: Target
+) -> Iterator[Rejected]:
     for config in sorted(standings, key=_BY_FIRST_RUN):
-        if standings[config] is Standing.REJECTED and config.first.meets(target) and config.rank < winner.rank:
+        if (
+            standings[config] is Standing.REJECTED
+            and config.first.meets(target)
+            and config.rank < winner.rank
+        ):
             failed = config.failed_replicate
-            yield Rejected(trial=config.trial, seeds=config.n, value=config.value, failed_replicate=failed)
+            yield Rejected(
+                trial=config.trial, seeds=config.n, value=config.value, failed_replicate=failed
+            )
 
 
 def _failed_replicate(record: TrialRecord, winner: Configuration) -> bool:
-    ended = record.state is not TrialState.RUNNING and record.stop_reason is not StopReason.INTERRUPTED
+    ended = (
+        record.state is not TrialState.RUNNING and record.stop_reason is not StopReason.INTERRUPTED
+    )
     return record.repeat_of == winner.trial and ended and objectives(record) is None
 
 
 def _most_accurate(tried: Iterable[Configuration]) -> Configuration:
-    return min(tried, key=lambda config: (config.quality.rank_to_rounding(config.value), *config.mean_rank))
+    return min(
+        tried, key=lambda config: (config.quality.rank_to_rounding(config.value), *config.mean_rank)
+    )
 
 
 def _baseline(data: StudyData, tried: Sequence[Configuration]) -> Configuration | None:
-    """The start configuration (always trial 0) if it completed, else the most accurate one; None: none completed."""
+    """Return the start configuration (always trial 0) if it completed, else the most accurate one.
+
+    None: none completed.
+    """
     if data.config.search.start and tried and tried[0].trial == 0:
         return tried[0]
     return _most_accurate(tried) if tried else None
 
 
 def _described(data: StudyData, baseline: Configuration, target: Target) -> Baseline:
-    is_start, meets_target = bool(data.config.search.start) and baseline.trial == 0, target.is_met_by(baseline.value)
+    is_start, meets_target = (
+        bool(data.config.search.start) and baseline.trial == 0,
+        target.is_met_by(baseline.value),
+    )
     is_chosen = is_start and data.prepared is not None and data.prepared.auto is not None
     why = CHOSEN if is_chosen else START if is_start else MOST_ACCURATE
     if data.config.search.start and not is_start:
@@ -286,13 +372,19 @@ def _described(data: StudyData, baseline: Configuration, target: Target) -> Base
     )
 
 
-def _answer(evidence: Evidence, winner: Configuration, baseline: Configuration, study_kg: float) -> Answer:
+def _answer(
+    evidence: Evidence, winner: Configuration, baseline: Configuration, study_kg: float
+) -> Answer:
     def break_even(saved_kg: float) -> int | None:
         return math.ceil(study_kg / saved_kg) if saved_kg > 0 else None
 
     winner_kg, baseline_kg = winner.emissions_kg_co2e, baseline.emissions_kg_co2e
     interval = evidence.saving_interval(winner, baseline)
-    fewest, most = (break_even(share * baseline_kg) for share in reversed(interval)) if interval else (None, None)
+    fewest, most = (
+        (break_even(share * baseline_kg) for share in reversed(interval))
+        if interval
+        else (None, None)
+    )
     return Answer(
         trial=winner.trial,
         value=winner.value,
@@ -306,15 +398,35 @@ def _answer(evidence: Evidence, winner: Configuration, baseline: Configuration, 
 
 
 def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> Closest | None:
-    """The complete trial with the best quality, or an unfinished one whose last evaluation is better."""
+    """Return the complete trial with the best quality, or an unfinished one that is better.
+
+    An unfinished one is judged by its last evaluation.
+    """
     emissions_kg: float | None
-    unfinished = [(run.evals[-1].value, run) for run in records if run.evals and run.state is not TrialState.COMPLETE]
+    unfinished = [
+        (run.evals[-1].value, run)
+        for run in records
+        if run.evals and run.state is not TrialState.COMPLETE
+    ]
     reached = [(value, run) for value, run in unfinished if value is not None]
-    config = _most_accurate([config for config in tried if not config.failed_replicate] or tried) if tried else None
-    last = min(reached, key=lambda entry: (entry[1].quality.of.rank(entry[0]), entry[1].trial), default=None)
+    config = (
+        _most_accurate([config for config in tried if not config.failed_replicate] or tried)
+        if tried
+        else None
+    )
+    last = min(
+        reached,
+        key=lambda entry: (entry[1].quality.of.rank(entry[0]), entry[1].trial),
+        default=None,
+    )
     rank = None if last is None else last[1].quality.of.rank(last[0])
     if config is not None and (rank is None or config.quality.rank(config.value) <= rank):
-        record, value, emissions_kg, seeds = config.first, config.value, config.emissions_kg_co2e, config.n
+        record, value, emissions_kg, seeds = (
+            config.first,
+            config.value,
+            config.emissions_kg_co2e,
+            config.n,
+        )
         why = "the complete trial with the best quality"
         why += "; with another seed it did not complete" if config.failed_replicate else ""
     elif last is None:
@@ -322,7 +434,9 @@ def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> 
     else:
         value, record = last
         emissions_kg, seeds = record.emissions_kg_co2e, 1
-        progress = f"step {record.evals[-1].step}" + (f" of {record.total_steps}" if record.total_steps else "")
+        progress = f"step {record.evals[-1].step}" + (
+            f" of {record.total_steps}" if record.total_steps else ""
+        )
         none = "no trial completed; " if config is None else ""
         why = f"{none}the best last evaluation, at {progress}"
         if record.stop_reason is StopReason.INTERRUPTED:
@@ -339,8 +453,10 @@ def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> 
     )
 
 
-def _steps(evidence: Evidence, own_target: Target) -> Iterator[tuple[float, bool, Configuration | None]]:
-    """Where a range begins, whether it is the own target's alone, and what is recommended there."""
+def _steps(
+    evidence: Evidence, own_target: Target
+) -> Iterator[tuple[float, bool, Configuration | None]]:
+    """Yield each range's beginning, whether it is the own target's alone, and the answer there."""
     quality = own_target.quality
     best_rank, own_rank = quality.rank(quality.best), quality.rank(own_target.value)
     changes = [

@@ -1,46 +1,62 @@
-"""How many ranks (GPUs, or processes on a CPU) are worth using: for each number, the cheapest run that met the target.
-More are faster and use more energy, since they wait for each other; how much, these runs say."""
+"""Scaling: how many ranks (GPUs, or processes on a CPU) are worth using.
+
+For each number of ranks, it is read off the cheapest run that met the target. More ranks are faster
+and use more energy, since they wait for each other; these runs say how much.
+"""
 
 from carbonopt.core.quality import Target
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Frozen
+from carbonopt.spec.study_data import StudyData
 
 
 class AtWorldSize(Frozen):
-    """The cheapest complete trial with so many ranks that meets the target; of none that does, the best one."""
+    """The cheapest complete trial with so many ranks that meets the target, else the best one."""
 
     world_size: int
     trial: int
     met: bool
     quality: float
-    duration_s: float  # of its training
-    step_s: float | None  # mean, of an optimizer step
-    energy_kwh: float  # of its training; GPUs of the launch that it leaves idle are not in it
-    emissions_kg_co2e: float  # PUE in
-    speed_up: float  # duration with the fewest ranks ÷ its own
-    energy_ratio: float  # its own ÷ with the fewest ranks
+    duration_s: float  # duration of its training
+    step_s: float | None  # mean duration of an optimizer step
+    energy_kwh: float  # energy of its training, without GPUs of the launch that it leaves idle
+    emissions_kg_co2e: float  # emissions of its training, PUE included
+    speed_up: float  # the duration with the fewest ranks ÷ its own
+    energy_ratio: float  # its own energy ÷ that with the fewest ranks
 
 
 class Scaling(Frozen):
-    rows: tuple[AtWorldSize, ...]  # by ranks; two or more
-    least_energy: int  # of what met the target, if any did: ranks
-    fastest: int  # likewise
+    rows: tuple[AtWorldSize, ...]  # sorted by ranks; two or more
+    least_energy: int  # number of ranks, among rows that met the target if any did
+    fastest: int  # number of ranks, among the same rows
 
 
 def scaling(data: StudyData, target: float | None = None) -> Scaling | None:
-    """None: of fewer than two numbers of ranks a trial is complete. `target`: another one than the study's own."""
+    """Return the scaling with the number of ranks.
+
+    None: trials are complete for fewer than two numbers of ranks.
+
+    Args:
+        target: another target than the study's own.
+    """
     complete = [
         record
         for record in data.records
-        if record.state is TrialState.COMPLETE and record.repeat_of is None and record.value is not None
+        if record.state is TrialState.COMPLETE
+        and record.repeat_of is None
+        and record.value is not None
     ]
     numbers = sorted({record.params.world_size for record in complete})
     if len(numbers) < 2:
         return None
     goal = data.config.target.at(target)
-    chosen = [_chosen([record for record in complete if record.params.world_size == n], goal) for n in numbers]
-    rows = tuple(_row(data, record, chosen[0], met=goal.is_met_by(record.value)) for record in chosen)
+    chosen = [
+        _chosen([record for record in complete if record.params.world_size == n], goal)
+        for n in numbers
+    ]
+    rows = tuple(
+        _row(data, record, chosen[0], met=goal.is_met_by(record.value)) for record in chosen
+    )
     counted = [row for row in rows if row.met] or rows
     return Scaling(
         rows=rows,
@@ -57,7 +73,7 @@ def _chosen(records: list[TrialRecord], target: Target) -> TrialRecord:
 
 
 def _train(record: TrialRecord) -> tuple[float, float]:
-    """Energy in kWh and seconds."""
+    """Return a trial's training energy in kWh and its duration in seconds."""
     assert record.energy_kwh is not None and record.duration_s is not None
     return record.energy_kwh.train, record.duration_s.train
 

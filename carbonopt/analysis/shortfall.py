@@ -1,29 +1,30 @@
-"""What a study whose target nobody met says of the way to it, and where an answer lies at the end of the space."""
+"""Shortfall of a study whose target no trial met, and answers at the ends of the space."""
 
 import math
 from typing import Literal
 
-from carbonopt.core.config import Choices, Domain, Fixed
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
-from carbonopt.core.space import highest, lowest
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Frozen
+from carbonopt.space.search_space import highest, lowest
+from carbonopt.spec.space_settings import Choices, Domain, Fixed
+from carbonopt.spec.study_data import StudyData
 
-# In nats, or a share of errors: seeds change a loss by as much (0.2 to 0.8 % of a perplexity in recorded runs).
+# In nats, or a share of errors: seeds change a loss by about as much (0.2 to 0.8 % of a perplexity
+# in recorded runs).
 FLAT_LOSS = 0.002
-AT_THE_END = 0.05  # of a range: a value nearer than this to one of its ends is at that end
+AT_THE_END = 0.05  # share of a range within which a value counts as at one of its ends
 
 End = Literal["lowest", "highest"]
 
 
 class Trend(Frozen):
-    """Of a trial's loss over the last stretch between two evaluations."""
+    """The change of a trial's loss between its last two evaluations."""
 
     fell_by_loss: float  # negative: it rose
     steps: int
-    best_value: float  # of all its evaluations
+    best_value: float  # best quality of all its evaluations
     best_at_step: int
 
     @property
@@ -36,7 +37,10 @@ class Trend(Frozen):
 
 
 class Edge(Frozen):
-    """A trial has a dimension's last value, or nearly so, and the study ran others with another one."""
+    """A trial's value of a dimension that lies at an end of its domain, or nearly so.
+
+    The study ran other trials with another value.
+    """
 
     dimension: str
     end: End
@@ -45,39 +49,57 @@ class Edge(Frozen):
 
 
 class Shortfall(Frozen):
-    """Of the closest complete trial."""
+    """The shortfall of the closest complete trial."""
 
-    missing_loss: float  # by how much its loss is above the target's
+    missing_loss: float  # its loss minus the target's
     trend: Trend | None  # None: it was evaluated once
-    most_epochs: float | None  # it had as many as the space allows, and its loss still fell; None: not so
+    # epochs that it had, if they are the most that the space allows and its loss still fell
+    most_epochs: float | None
     edges: tuple[Edge, ...]
 
 
 def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shortfall | None:
-    """What the closest trial lacks, and which way the trials point; `value` of its configuration can be a mean over
-    seeds. None: it did not complete or does not miss the target, so that its figures say nothing of what it lacks."""
+    """Return what the closest trial lacks, and in which direction the trials point.
+
+    None: it did not complete or does not miss the target, so that its figures say nothing about
+    what it lacks.
+
+    Args:
+        value: the quality of its configuration, which can be a mean over seeds.
+    """
     closest = next(record for record in data.records if record.trial == trial)
     if closest.state is not TrialState.COMPLETE or target.is_met_by(value):
         return None
     space, params, trend = data.config.search.space, closest.params, _trend(closest)
-    # Fixed epochs can be raised, too; that the trial would gain by it, its curve alone has to say.
+    # Fixed epochs can be raised, too; whether the trial would gain by it, only its curve can say.
     epochs = space["epochs"]
-    most = params.epochs is not None and epochs is not None and _at_end(epochs, params.epochs) == "highest"
+    most = (
+        params.epochs is not None
+        and epochs is not None
+        and _at_end(epochs, params.epochs) == "highest"
+    )
     most = most or isinstance(epochs, Fixed)
     missing_loss = target.quality.loss_of(value) - target.quality.loss_of(target.value)
     most_epochs = params.epochs if most and trend is not None and trend.falls else None
-    return Shortfall(missing_loss=missing_loss, trend=trend, most_epochs=most_epochs, edges=edges(data, params))
+    return Shortfall(
+        missing_loss=missing_loss, trend=trend, most_epochs=most_epochs, edges=edges(data, params)
+    )
 
 
 def edges(data: StudyData, params: TrialParams, *more: str) -> tuple[Edge, ...]:
-    """Of batch, learning rate and more dimensions of a space; those of a script's study need not be there."""
+    """Return the edges that batch, learning rate and further dimensions have reached.
+
+    A script's study need not have these dimensions.
+    """
     at_end = []
     for name in ("global_batch_size", "learning_rate", *more):
         setting, domain = getattr(params, name), data.config.search.space[name]
         if setting is None or domain is None:
             continue
         end = _at_end(domain, setting)
-        tried_others = any(record.evals and getattr(record.params, name) != setting for record in data.records)
+        tried_others = any(
+            record.evals and getattr(record.params, name) != setting for record in data.records
+        )
         if end is not None and tried_others and not (name == "global_batch_size" and setting == 1):
             last = float(lowest(domain)) if end == "lowest" else highest(domain)
             at_end.append(Edge(dimension=name, end=end, value=setting, last=last))
@@ -85,24 +107,40 @@ def edges(data: StudyData, params: TrialParams, *more: str) -> tuple[Edge, ...]:
 
 
 def recommended_edges(data: StudyData, params: TrialParams | None) -> tuple[Edge, ...]:
-    """Beyond which a cheaper configuration may lie: more epochs are dearer. `params`: None where nothing is."""
+    """Return the edges beyond which a cheaper configuration may lie; more epochs cost more.
+
+    Args:
+        params: None where nothing is recommended.
+    """
     at_end = () if params is None else edges(data, params, "epochs")
     return tuple(edge for edge in at_end if (edge.dimension, edge.end) != ("epochs", "highest"))
 
 
 def _trend(record: TrialRecord) -> Trend | None:
     quality = record.quality.of
-    points = [(point.loss(quality), point.step, point.value) for point in record.evals if point.value is not None]
+    points = [
+        (point.loss(quality), point.step, point.value)
+        for point in record.evals
+        if point.value is not None
+    ]
     if len(points) < 2:
         return None
     (loss_before, step_before, _), (loss, step, _) = points[-2:]
     _, best_step, best_value = min(points)
     fell_by = loss_before - loss
-    return Trend(fell_by_loss=fell_by, steps=step - step_before, best_value=best_value, best_at_step=best_step)
+    return Trend(
+        fell_by_loss=fell_by,
+        steps=step - step_before,
+        best_value=best_value,
+        best_at_step=best_step,
+    )
 
 
 def _at_end(domain: Domain, value: float) -> End | None:
-    """Which end of its domain a value has; None: it lies inside, or the domain has one value only."""
+    """Return which end of its domain a value is at.
+
+    None: it lies inside, or the domain has one value only.
+    """
     if isinstance(domain, Fixed):
         return None
     if isinstance(domain, Choices):

@@ -1,5 +1,7 @@
-"""Where the trials' time and energy went, by stage; how fast each trained; and what longer runs make of the ranking,
-since a run compiles and warms up once, however long it is."""
+"""Time and energy of the trials by stage, their training speed, and the ranking in longer runs.
+
+Longer runs can change the ranking, since a run compiles and warms up once, however long it is.
+"""
 
 import math
 import statistics
@@ -12,53 +14,67 @@ from typing import Any, NamedTuple
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import TrialParams, affecting
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import Kernels, Stage, StageCost, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import JOULES_PER_KWH
 from carbonopt.core.values import Frozen
+from carbonopt.spec.study_data import StudyData
 
-WORTH_SAYING = 0.01  # of a training's energy: what a first step took more elsewhere
+# Share of a training's energy from which on another trial's larger first step is reported.
+WORTH_SAYING = 0.01
 
-# FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, by what its name holds, as the makers' data sheets
-# have them; H100 and H200 are the SXM ones, and H200 stands for GH200, too.
-_PEAK_FLOPS = {"H100 PCIe": 756e12, "H100": 989.4e12, "H200": 989.4e12, "A100": 312e12, "L40S": 362e12}
-_FLOP_PER_PARAMETER_AND_TOKEN = 6  # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); attention's not in it
-_MOST = 0.5  # of a training's energy
-_ROUNDING = 1e-9  # relative: what two equal figures may differ by
+# FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, from the makers' data sheets, by
+# a part of the GPU's name. H100 and H200 are the SXM ones, and H200 stands for GH200, too.
+_PEAK_FLOPS = {
+    "H100 PCIe": 756e12,
+    "H100": 989.4e12,
+    "H200": 989.4e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
+# 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); those of attention are left out.
+_FLOP_PER_PARAMETER_AND_TOKEN = 6
+_MOST = 0.5  # share of a training's energy that counts as most of it
+_ROUNDING = 1e-9  # relative difference by which two equal figures may differ
 
 
 class StageShare(Frozen):
-    """A stage in all trials together."""
+    """The time and energy of a stage in all trials together."""
 
     stage: Stage
     duration_s: float
     energy_kwh: float
-    duration_share: float  # of all stages
+    duration_share: float  # share of all stages' time
     energy_share: float
-    median_s: float  # of the trials that had this stage
+    median_s: float  # median over the trials that had this stage
 
 
 class Speed(Frozen):
-    """How a trial trained, its first step left out, which compiles and warms up."""
+    """The training speed of a trial, without its first step, which compiles and warms up."""
 
     trial: int
-    tokens_per_s: float | None  # over all ranks; None: the examples' lengths differ, or they are no tokens
-    millijoules_per_token: float | None  # of what the objective counts
+    # summed over all ranks; None: the examples' lengths differ, or they are no tokens
+    tokens_per_s: float | None
+    millijoules_per_token: float | None  # energy that the objective counts
     examples_per_s: float
     millijoules_per_example: float
     first_step_s: float
-    first_step_excess_kwh: float  # beyond a mean step: compilation and warming up; 0 where it took no more
-    first_step_excess_share: float  # of the training's energy: what a longer run would not have again
-    gpu_utilisation: float | None  # share of the time with a kernel on the GPUs, the first step's too; None: not told
-    flops_utilisation: float | None  # 6 × parameters × tokens/s ÷ what the GPUs can do; None: not known of these
-    kernels: Kernels | None = None  # None: it isn't compiled, or not known
+    # energy beyond a mean step: compilation and warming up; 0 where it took no more
+    first_step_excess_kwh: float
+    # the excess as a share of the training's energy, which a longer run would not have again
+    first_step_excess_share: float
+    # share of the time with a kernel on the GPUs, the first step included; None: not recorded
+    gpu_utilisation: float | None
+    # 6 × parameters × tokens/s ÷ the GPUs' peak FLOP/s; None: the peak is not known, or doesn't
+    # apply
+    flops_utilisation: float | None
+    kernels: Kernels | None = None  # None: nothing is compiled, or it is not known
 
 
-Speeds = Mapping[int, Speed]  # by trial
+Speeds = Mapping[int, Speed]  # keyed by trial number
 
 
 class StoppedEarly(Frozen):
-    """A trial that a rule stopped when most of its training's energy had gone into its first step."""
+    """A trial that was stopped after most of its training's energy had gone into the first step."""
 
     trial: int
     stop_reason: StopReason
@@ -71,89 +87,121 @@ class StoppedEarly(Frozen):
 
 
 class Stages(Frozen):
-    shares: tuple[StageShare, ...]  # in order; empty: no trial tells its stages
-    speeds: tuple[Speed, ...]  # by trial number; those with more than one step
-    stopped_early: tuple[StoppedEarly, ...] = ()  # by trial number
-    compiles: bool = False  # any of these trials does
-    imported_before: bool = False  # trials are forks of a process that had imported what they need
+    shares: tuple[StageShare, ...]  # in the order of the stages; empty: no trial recorded stages
+    speeds: tuple[Speed, ...]  # sorted by trial number; only trials with more than one step
+    stopped_early: tuple[StoppedEarly, ...] = ()  # sorted by trial number
+    compiles: bool = False  # whether any of these trials does
+    imported_before: bool = False  # trials are forks of a process with all imports done
 
 
 class CheapestFrom(Frozen):
-    """A configuration that no other undercuts from some length of the runs on, up to where the next one begins."""
+    """A configuration that is the cheapest from some length of the runs on.
+
+    It is the cheapest up to the length where the next one begins.
+    """
 
     trial: int
-    from_length: float  # in lengths of the runs as they were: so many times their steps
-    excess_kwh: float  # once a run
-    energy_per_length_kwh: float  # the rest of the training
-    less_in_the_limit: float  # of the recommended one's energy, in runs so long that no first step counts; 0 for itself
-    less_interval: tuple[float, float] | None  # of it, as of savings; None: nothing was repeated, or it is itself
+    from_length: float  # multiple of the length that the runs had
+    excess_kwh: float  # energy that is spent once a run
+    energy_per_length_kwh: float  # energy of the rest of the training
+    # share of the recommended one's energy that it saves in runs so long that no first step counts;
+    # 0 for the recommended one itself
+    less_in_the_limit: float
+    # interval of that share, as for savings; None: nothing was repeated, or it is itself
+    less_interval: tuple[float, float] | None
 
 
 class AsFirst(Frozen):
-    """The recommended one charged as if nothing had been compiled before it."""
+    """The recommended configuration, charged as if nothing had been compiled before it."""
 
-    like: int | None  # the trial with the largest excess among those that compile the same; None: it was a probe
-    like_probe: int | None  # that probe
-    excess_kwh: float  # its
-    energy_kwh: float  # of the recommended one's training with that excess
-    cheapest: int  # which one it is once each is charged so
+    # the trial with the largest excess among those that compile the same; None: it was a probe
+    like: int | None
+    like_probe: int | None  # the probe, if it was one
+    excess_kwh: float  # excess of that trial or probe
+    energy_kwh: float  # energy of the recommended one's training with that excess
+    cheapest: int  # trial that is the cheapest once each configuration is charged so
     cheapest_energy_kwh: float
 
 
 class NotCompared(Frozen):
-    """Of the compiled trials that are not compared, for they were stopped or may not be recommended, the one whose
-    steps cost least. What a token costs it is known, and so what a long run would; which quality that reaches isn't."""
+    """The compiled trial with the cheapest steps among those that are not compared.
+
+    Trials are not compared if they were stopped or may not be recommended. What a token costs this
+    trial is known, and so what a long run would cost; the quality that a long run would reach is
+    not.
+    """
 
     trial: int
-    of: int  # such trials
-    less_a_token: float  # of the energy that the recommended one takes a token after its first step; negative: more
+    of: int  # number of such trials
+    # share of the recommended one's energy per token, after its first step, that it saves;
+    # negative: it takes more
+    less_a_token: float
 
 
 class Amortisation(Frozen):
-    """Of a configuration that was repeated, and is judged by that, all figures are means over its runs."""
+    """The recommended configuration among others, if their runs were longer.
 
-    trial: int  # the recommended one; where no trial met the target, the complete one with the least energy
+    All figures of a configuration that was repeated, and is judged by that, are means over its
+    runs.
+    """
+
+    # the recommended one; where no trial met the target, the complete one with the least energy
+    trial: int
     met: bool
-    compared: int  # configurations, itself included: those that may be recommended, or all complete ones
-    unknown: int  # as many more of these, whose first steps were not measured
-    energy_kwh: float  # of its training
-    excess_kwh: float  # of that, once a run
-    largest_excess_share: float  # of any trial of the study
-    cheapest: tuple[CheapestFrom, ...]  # by length, `trial` first; it alone: it stays the cheapest
-    as_first: AsFirst | None  # None: that costs hardly more
-    compiles: bool = False  # `trial` does
+    # configurations, itself included: those that may be recommended, or all complete ones
+    compared: int
+    unknown: int  # further such configurations, whose first steps were not measured
+    energy_kwh: float  # energy of its training
+    excess_kwh: float  # part of that energy that is spent once a run
+    largest_excess_share: float  # largest share of any trial of the study
+    # sorted by length, `trial` first; if there is no other, `trial` stays the cheapest
+    cheapest: tuple[CheapestFrom, ...]
+    as_first: AsFirst | None  # None: charged so, it costs hardly more
+    compiles: bool = False  # whether `trial` does
     not_compared: NotCompared | None = None  # None: there is no such trial
 
 
 def counts_whole_processes(data: StudyData) -> bool:
-    """Whether trainings are whole processes: a script without carbonopt's lines does not tell its phases, so that none
-    of its time is set-up or evaluation."""
-    workload = data.config.workload
-    completed = [row.duration_s for row in data.records if row.state is TrialState.COMPLETE and row.duration_s]
-    return workload is not None and workload.is_script and any(0 < took.train == took.total for took in completed)
+    """Return whether trainings are whole processes, none of whose time is set-up or evaluation.
+
+    They are for a script without carbonopt's lines, which does not report its phases.
+    """
+    completed = [
+        row.duration_s
+        for row in data.records
+        if row.state is TrialState.COMPLETE and row.duration_s
+    ]
+    return data.config.is_script and any(0 < took.train == took.total for took in completed)
 
 
 def stages(data: StudyData) -> Stages:
-    # A replay's seconds are those of reading a table, and a process that tells no phases has one stage.
+    # The seconds of a replay are those of reading a table, and a process that reports no phases has
+    # one stage.
     untold = data.provenance.is_replay or counts_whole_processes(data)
     measured = [] if untold else [record for record in data.records if record.stages]
     return Stages(
         shares=tuple(_shares([record.stages or {} for record in measured])),
         speeds=tuple(speed for record in measured if (speed := _speed(record, data))),
-        stopped_early=tuple(early for record in measured if (early := _stopped_early(record, data))),
+        stopped_early=tuple(
+            early for record in measured if (early := _stopped_early(record, data))
+        ),
         compiles=any(data.config.compiles(record.params) for record in measured),
-        imported_before=data.config.launch.warm_start and bool(measured),
+        imported_before=bool(measured) and data.config.launch.warm_start and data.config.can_fork,
     )
 
 
 def _stopped_early(record: TrialRecord, data: StudyData) -> StoppedEarly | None:
-    parts, done, compiles = record.stages or {}, record.steps_done or 0, data.config.compiles(record.params)
+    parts, done, compiles = (
+        record.stages or {},
+        record.steps_done or 0,
+        data.config.compiles(record.params),
+    )
     if record.stop_reason not in (StopReason.CAP, StopReason.TARGET) or Stage.COMPILE not in parts:
         return None
     first_step_kwh = parts[Stage.COMPILE].energy_kwh
     others = parts.get(Stage.STEPS, StageCost()) + parts.get(Stage.GENERATION, StageCost())
     training_kwh = first_step_kwh + others.energy_kwh
-    # Without compilation it would say nothing of a trial of one or two steps: the first is half of them.
+    # Without compilation, a trial of one or two steps would say nothing: the first is half of them.
     if first_step_kwh <= _MOST * training_kwh or not (compiles or done > 2):
         return None
     return StoppedEarly(
@@ -189,7 +237,14 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
     if steps is not None:
         steps += parts.get(Stage.GENERATION, StageCost())
     batch = record.params.global_batch_size
-    if batch is None or data.prepared is None or steps is None or first is None or others < 1 or steps.duration_s <= 0:
+    if (
+        batch is None
+        or data.prepared is None
+        or steps is None
+        or first is None
+        or others < 1
+        or steps.duration_s <= 0
+    ):
         return None
     examples, length = others * batch, data.prepared.sequence_length
     tokens = None if length is None else examples * length
@@ -207,7 +262,9 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
         first_step_excess_kwh=excess_kwh,
         first_step_excess_share=excess_kwh / training_kwh if training_kwh else 0.0,
         gpu_utilisation=record.gpu_utilisation,
-        flops_utilisation=_utilisation(tokens_per_s, data.prepared.model_parameters, record.params, data),
+        flops_utilisation=_utilisation(
+            tokens_per_s, data.prepared.model_parameters, record.params, data
+        ),
         kernels=record.kernels,
     )
 
@@ -215,19 +272,22 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
 def _utilisation(
     tokens_per_s: float | None, model_parameters: int | None, params: TrialParams, data: StudyData
 ) -> float | None:
-    """Model FLOP utilisation as Chowdhery et al. 2022 (arXiv 2204.02311) have it, without attention's FLOP."""
+    """Return the model FLOP utilisation of Chowdhery et al. 2022 (arXiv 2204.02311).
+
+    The FLOP of attention are left out.
+    """
     if tokens_per_s is None or model_parameters is None:
         return None
     gpus = data.provenance.hardware.gpus if data.provenance.hardware else ()
     peaks = [next((peak for name, peak in _PEAK_FLOPS.items() if name in gpu), 0.0) for gpu in gpus]
-    # With adapters the frozen weights need no gradients: another number of FLOP.
+    # Frozen weights need no gradients, so that adapters have another number of FLOP.
     if not peaks or 0 in peaks or params.precision not in ("bf16", "fp16") or params.lora_rank:
         return None
     return _FLOP_PER_PARAMETER_AND_TOKEN * model_parameters * tokens_per_s / sum(peaks)
 
 
 class _Line(NamedTuple):
-    """A run's energy over its length, a straight one."""
+    """The energy of a configuration's run as a straight line over its length."""
 
     config: Configuration
     excess_kwh: float
@@ -239,16 +299,25 @@ class _Line(NamedTuple):
 
 
 def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortisation | None:
-    """None: no trial completed, or the first steps of the recommended one were not measured."""
+    """Return what longer runs make of the recommended configuration and the ranking.
+
+    None: no trial completed, or the first steps of the recommended one were not measured.
+    """
     evidence = Evidence.of(data, rec.target)
     standings = {config: evidence.standing(config) for config in evidence.configurations}
     standing = next((standings[config] for config in standings if config.trial == rec.trial), None)
-    # What is recommended is the cheapest of the best standing that there is.
+    # The recommendation is the cheapest configuration of the best standing that there is.
     eligible = [config for config in standings if standing in (None, standings[config])]
     speeds = {speed.trial: speed for speed in timed.speeds}
-    by_first = standing is Standing.UNREPLICATED
+    by_first = standing is Standing.INCOMPLETE
     lines = [line for config in eligible if (line := _line(config, speeds, by_first=by_first))]
-    lines.sort(key=lambda line: (line.config.trial != rec.trial, line.energy_kwh, line.config.mean_rank[1:]))
+    lines.sort(
+        key=lambda line: (
+            line.config.trial != rec.trial,
+            line.energy_kwh,
+            line.config.mean_rank[1:],
+        )
+    )
     if not lines or (rec.met and lines[0].config.trial != rec.trial):
         return None
     first = lines[0]
@@ -266,36 +335,64 @@ def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortis
                 from_length=length,
                 excess_kwh=line.excess_kwh,
                 energy_per_length_kwh=line.per_length_kwh,
-                less_in_the_limit=0.0 if line is first else 1 - line.per_length_kwh / first.per_length_kwh,
+                less_in_the_limit=(
+                    0.0 if line is first else 1 - line.per_length_kwh / first.per_length_kwh
+                ),
                 less_interval=None if line is first else _less_interval(evidence, line, first),
             )
             for length, line in _envelope(lines)
         ),
         as_first=_as_first(data, lines, speeds),
         compiles=data.config.compiles(first.config.first.params),
-        not_compared=_not_compared(data, {config.trial for config in eligible}, first.config, speeds),
+        not_compared=_not_compared(
+            data, {config.trial for config in eligible}, first.config, speeds
+        ),
     )
 
 
 def _line(config: Configuration, speeds: Speeds, *, by_first: bool) -> _Line | None:
-    """`by_first`: by the search's own run alone, as configurations are ranked that weren't run with all their seeds."""
+    """Return a configuration's energy over its length; None if a first step was not measured.
+
+    Args:
+        by_first: whether only the search's own run counts, as in the ranking of configurations that
+            weren't run with all their seeds.
+    """
     runs = config.runs[:1] if by_first else config.runs
-    energies = [(run.energy_kwh.train, speeds[run.trial]) for run in runs if run.energy_kwh and run.trial in speeds]
+    energies = [
+        (run.energy_kwh.train, speeds[run.trial])
+        for run in runs
+        if run.energy_kwh and run.trial in speeds
+    ]
     if len(energies) < len(runs):
         return None
-    parts = [(train_kwh, min(speed.first_step_excess_kwh, train_kwh)) for train_kwh, speed in energies]
+    parts = [
+        (train_kwh, min(speed.first_step_excess_kwh, train_kwh)) for train_kwh, speed in energies
+    ]
     excess_kwh = statistics.fmean(excess_kwh for _, excess_kwh in parts)
-    return _Line(config, excess_kwh, statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts))
+    return _Line(
+        config,
+        excess_kwh,
+        statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts),
+    )
 
 
 def _envelope(lines: Sequence[_Line]) -> list[tuple[float, _Line]]:
-    """Which one is the cheapest from which length on. The first one is at length 1; where two begin to be at the same
-    length, the one with the lower slope counts, which is the cheaper one behind it."""
+    """Return which configuration is the cheapest from which length on.
+
+    The first one begins at length 1. If two begin at the same length, the one with the lower slope
+    counts, which is the cheaper one beyond it.
+    """
     steps = [(1.0, lines[0])]
     while True:
         length, now = steps[-1]
         overtaking = [
-            (max(length, (line.excess_kwh - now.excess_kwh) / (now.per_length_kwh - line.per_length_kwh)), line)
+            (
+                max(
+                    length,
+                    (line.excess_kwh - now.excess_kwh) / (now.per_length_kwh - line.per_length_kwh),
+                ),
+                line,
+            )
             for line in lines
             if line.per_length_kwh < now.per_length_kwh * (1 - _ROUNDING)
         ]
@@ -303,15 +400,22 @@ def _envelope(lines: Sequence[_Line]) -> list[tuple[float, _Line]]:
             return steps
         next_length = min(at for at, _ in overtaking)
         there = [line for at, line in overtaking if at <= next_length * (1 + _ROUNDING)]
-        steps.append((next_length, min(there, key=lambda line: (line.per_length_kwh, line.config.mean_rank[1:]))))
+        steps.append(
+            (
+                next_length,
+                min(there, key=lambda line: (line.per_length_kwh, line.config.mean_rank[1:])),
+            )
+        )
 
 
 def _less_interval(evidence: Evidence, line: _Line, first: _Line) -> tuple[float, float] | None:
-    """With the margin that the ratio of the two whole runs has."""
+    """Return the interval of the saving in the limit, with the margin of whole runs' ratio."""
     whole = evidence.saving_interval(line.config, first.config)
     if whole is None or not line.per_length_kwh > 0:
         return None
-    margin = math.log((1 - whole[0]) * first.config.emissions_kg_co2e / line.config.emissions_kg_co2e)
+    margin = math.log(
+        (1 - whole[0]) * first.config.emissions_kg_co2e / line.config.emissions_kg_co2e
+    )
     ratio = line.per_length_kwh / first.per_length_kwh
     return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
@@ -324,7 +428,8 @@ class _FirstStep(NamedTuple):
 
 def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Speeds) -> AsFirst | None:
     compiled_by = attrgetter(*affecting("kernels"))
-    # Equal where one finds the other's kernels in the cache; a stopped trial or a probe may have been the first.
+    # Keys are equal where one trial finds the other's kernels in the cache. A stopped trial or a
+    # probe may have been the first.
     first_steps: dict[Any, list[_FirstStep]] = defaultdict(list)
     for record in data.records:
         if record.trial in speeds:
@@ -332,17 +437,34 @@ def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Speeds) -> AsFirs
             first_steps[compiled_by(record.params)].append(step)
     for probe in data.probes:
         if probe.first_step_excess_kwh is not None:
-            first_steps[compiled_by(probe.params)].append(_FirstStep(probe.first_step_excess_kwh, None, probe.trial))
-    like = [max(first_steps[compiled_by(line.config.first.params)], key=itemgetter(0)) for line in lines]
-    charged = [(line.per_length_kwh + by.excess_kwh, line.config.trial) for line, by in zip(lines, like, strict=True)]
+            first_steps[compiled_by(probe.params)].append(
+                _FirstStep(probe.first_step_excess_kwh, None, probe.trial)
+            )
+    like = [
+        max(first_steps[compiled_by(line.config.first.params)], key=itemgetter(0)) for line in lines
+    ]
+    charged = [
+        (line.per_length_kwh + by.excess_kwh, line.config.trial)
+        for line, by in zip(lines, like, strict=True)
+    ]
     if charged[0][0] <= (1 + WORTH_SAYING) * lines[0].energy_kwh:
         return None
-    least_kwh, trial = reduce(lambda least, other: other if other[0] < least[0] * (1 - _ROUNDING) else least, charged)
+    least_kwh, trial = reduce(
+        lambda least, other: other if other[0] < least[0] * (1 - _ROUNDING) else least, charged
+    )
     own = {"excess_kwh": like[0].excess_kwh, "energy_kwh": charged[0][0]}
-    return AsFirst(like=like[0].trial, like_probe=like[0].probe, **own, cheapest=trial, cheapest_energy_kwh=least_kwh)
+    return AsFirst(
+        like=like[0].trial,
+        like_probe=like[0].probe,
+        **own,
+        cheapest=trial,
+        cheapest_energy_kwh=least_kwh,
+    )
 
 
-def _not_compared(data: StudyData, compared: set[int], first: Configuration, speeds: Speeds) -> NotCompared | None:
+def _not_compared(
+    data: StudyData, compared: set[int], first: Configuration, speeds: Speeds
+) -> NotCompared | None:
     millijoules = {
         record.trial: speeds[record.trial].millijoules_per_example
         for record in data.records
@@ -351,7 +473,9 @@ def _not_compared(data: StudyData, compared: set[int], first: Configuration, spe
         and not {record.trial, record.repeat_of} & compared
         and data.config.compiles(record.params)
     }
-    own = statistics.fmean(speeds[run.trial].millijoules_per_example for run in first.runs if run.trial in speeds)
+    own = statistics.fmean(
+        speeds[run.trial].millijoules_per_example for run in first.runs if run.trial in speeds
+    )
     if not millijoules or not own > 0:
         return None
     least = min(millijoules, key=lambda trial: millijoules[trial])

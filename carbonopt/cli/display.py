@@ -1,8 +1,11 @@
-"""What the command line shows of a running study: a live line on a terminal, one line a trial elsewhere."""
+"""Shows a running study on the command line.
+
+On a terminal it is shown live; elsewhere, with one line per trial.
+"""
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 
 from rich import box
 from rich.console import Console
@@ -12,18 +15,33 @@ from rich.text import Text
 
 from carbonopt.analysis import confirmation as confirm
 from carbonopt.analysis.recommend import Recommendation
-from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import TrialParams, label
-from carbonopt.core.format import count_text, emissions_text, energy_text, value_text, visible_text
-from carbonopt.core.study import StudyData
-from carbonopt.core.trial import LARGEST_DISAGREEMENT, EvalPoint, StopReason, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.errors import printable
+from carbonopt.core.format import (
+    count_text,
+    emissions_text,
+    energy_text,
+    less_text,
+    value_text,
+    visible_text,
+)
+from carbonopt.core.trial import (
+    LARGEST_DISAGREEMENT,
+    EvalPoint,
+    StopReason,
+    TrialRecord,
+    TrialState,
+)
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Table
-from carbonopt.report.sections.contention import is_contended
+from carbonopt.report.sections.contention_section import is_contended
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.trial_spec import TrialSpec
 
 
 class LiveDisplay:
-    """Follows a study on standard error. Implements `StudyDisplay`."""
+    """A display of a running study on standard error, which implements `StudyDisplay`."""
 
     def __init__(self, config: StudyConfig) -> None:
         self._config = config
@@ -35,16 +53,27 @@ class LiveDisplay:
         self._spent_kwh = self._hours_before = 0.0
         self._ended = 0
         self._running = self._configuration = self._reached = ""
-        self._confirming = False
+        self._confirming = self._has_named_fixed = False
+        self._searched = frozenset[str]()  # dimensions with more than one value
         self._best: TrialRecord | None = None
         self._best_kg_co2e = math.inf
+        self._start_kg_co2e: float | None = None  # emissions of the start's complete run
 
     def warn(self, text: str) -> None:
         self._print(f"warning: {text}", "yellow")
 
     def preparing(self, anything: bool) -> None:
-        """`anything`: else an earlier call has prepared all; only processes are started."""
-        text = "preparing data, tokenizer and DeepSpeed's ops, a minute or two at first …" if anything else "starting …"
+        """Show that a preparation has begun.
+
+        Args:
+            anything: Whether data is prepared. False: an earlier call has done that, and only
+                processes are started.
+        """
+        text = (
+            "preparing data, tokenizer and DeepSpeed's ops, a minute or two at first …"
+            if anything
+            else "starting …"
+        )
         if self._console.is_terminal:
             self._live.update(Text(text))
         else:
@@ -53,30 +82,35 @@ class LiveDisplay:
     def study_started(self, data: StudyData, hours_before: float) -> None:
         self._spent_kwh = data.spent_kwh()
         self._hours_before = hours_before
+        self._searched = frozenset(data.config.search.space.free())
         for record in data.records:
             self._consider(record)
         self._ended = _searched(data)
         if earlier := self._config.search.learn_from:
             self._print(f"learns from {', '.join(map(visible_text, earlier))}")
         if self._ended:
-            self._print(f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done")
+            self._print(
+                f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done"
+            )
 
     def trial_started(self, spec: TrialSpec) -> None:
+        self._name_what_is_fixed(spec.params)
         self._running = f"trial {spec.number}{_repeats(spec)}"
-        self._configuration = short(spec.params)
+        self._configuration = self._settings(spec.params)
         self._reached = ""
         self._confirming = spec.repeat_of is not None
         self._refresh("starting")
 
     def probe_started(self, spec: TrialSpec) -> None:
+        self._name_what_is_fixed(spec.params)
         self._running = f"probe {spec.number}"
-        self._configuration = short(spec.params)
+        self._configuration = self._settings(spec.params)
         self._reached = ""
         self._refresh("starting")
 
     def probe_ended(self, record: TrialRecord) -> None:
         self._spent_kwh += record.spent_kwh
-        self._print(_probe_line(record))
+        self._print(_probe_line(record, self._settings(record.params)))
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
         self._refresh(f"step {step}/{total_steps}{self._reached}  {energy_text(train_kwh)}")
@@ -90,31 +124,62 @@ class LiveDisplay:
         self._spent_kwh += record.energy_kwh.total if record.energy_kwh else 0.0
         self._ended += record.repeat_of is None
         self._consider(record)
-        self._print(_trial_line(record), "green" if record is self._best else None)
+        line = _trial_line(record, self._settings(record.params))
+        self._print(line, "green" if record is self._best else None)
 
     def close(self) -> None:
         self._live.stop()
 
+    def _settings(self, params: TrialParams) -> str:
+        """Return the values of a trial that the search chooses, as one short line."""
+        return settings_text(params, self._searched, searched=True)
+
+    def _name_what_is_fixed(self, params: TrialParams) -> None:
+        """Print once what all trials have in common."""
+        if not self._has_named_fixed:
+            self._has_named_fixed = True
+            if fixed := settings_text(params, self._searched, searched=False):
+                self._print(f"all trials: {fixed}")
+
     def _consider(self, record: TrialRecord) -> None:
-        """Keeps the best trial that meets the target."""
+        """Keep a trial as the best one if it meets the target with the least emissions so far."""
         kg_co2e = record.emissions_kg_co2e
-        if record.meets(self._config.target.at()) and kg_co2e is not None and kg_co2e < self._best_kg_co2e:
+        is_start = record.trial == 0 and self._config.search.start is not None
+        if is_start and record.state is TrialState.COMPLETE:
+            self._start_kg_co2e = kg_co2e
+        if (
+            record.meets(self._config.target.at())
+            and kg_co2e is not None
+            and kg_co2e < self._best_kg_co2e
+        ):
             self._best, self._best_kg_co2e = record, kg_co2e
 
     def _refresh(self, what: str) -> None:
         best = f"none meets {self._config.target.at()}"
         if self._best is not None:
             best = f"trial {self._best.trial}, {emissions_text(self._best_kg_co2e)}"
-        # In a narrow terminal the end of a line is missing.
-        lines = [f"{self._running}  {what}  {self._configuration}", f"best so far: {best}", self._left()]
-        self._live.update(Text("\n".join(lines), overflow="ellipsis", no_wrap=True))
+            if self._start_kg_co2e and self._best.trial != 0:
+                saving = 1 - self._best_kg_co2e / self._start_kg_co2e
+                best += f", {less_text(saving)} than the start"
+        # A narrow terminal cuts off the ends of lines, so the configuration comes last.
+        lines = [
+            f"{self._running}  {what}  {self._configuration}",
+            f"best so far: {best}",
+            self._left(),
+        ]
+        self._live.update(Text(printable("\n".join(lines)), overflow="ellipsis", no_wrap=True))
 
     def _left(self) -> str:
         budget = self._config.budget
         elapsed_s = self._hours_before * 3600 + time.monotonic() - self._began
         left_s = (budget.hours or 0.0) * 3600 - elapsed_s
         left_kwh = (budget.energy_kwh or 0.0) - self._spent_kwh
-        searching = "" if budget.trials is None else f"trial {self._ended + 1} of {budget.trials}"
+        searching = ""
+        if budget.trials is not None:
+            searching = f"trial {self._ended + 1} of {budget.trials}"
+            if self._ended and budget.hours is None and not self._confirming:
+                rest_s = elapsed_s / self._ended * (budget.trials - self._ended)
+                searching += f", about {human_duration(rest_s)} left"
         parts = [
             f"used: {human_duration(elapsed_s)}, {energy_text(self._spent_kwh)}",
             "confirming" if self._confirming else searching,
@@ -124,43 +189,70 @@ class LiveDisplay:
         return "; ".join(filter(None, parts))
 
     def _print(self, text: str, style: str | None = None) -> None:
-        self._console.print(Text(text, style=style or ""), soft_wrap=True)
+        self._console.print(Text(printable(text), style=style or ""), soft_wrap=True)
 
 
-def short(params: TrialParams) -> str:
-    """A configuration in one short line."""
+def settings_text(params: TrialParams, free: Collection[str], *, searched: bool) -> str:
+    """Return a trial's settings as one short line.
+
+    Args:
+        params: The trial's settings.
+        free: The dimensions that the search may move.
+        searched: True for the values of these dimensions, False for those of all others.
+    """
     ranks = f"×{params.world_size} ranks" if params.world_size > 1 else ""
     words, in_the_batch = [], {"world_size"}
     if (accumulation_steps := params.gradient_accumulation_steps) is not None:
-        batch = f"{params.micro_batch_size_per_gpu}×{accumulation_steps}{ranks}"
-        words.append(f"{label('global_batch_size')} {params.global_batch_size} ({batch})")
         in_the_batch |= {"global_batch_size", "micro_batch_size_per_gpu"}
+        if searched is not in_the_batch.isdisjoint(free):
+            batch = f"{params.micro_batch_size_per_gpu}×{accumulation_steps}{ranks}"
+            words.append(f"{label('global_batch_size')} {params.global_batch_size} ({batch})")
     for name, value in params.model_dump(exclude_none=True, exclude=in_the_batch).items():
-        if (name, value) != ("offload", "none"):
-            words.append(f"{label(name)} {f'{value:.3g}' if isinstance(value, float) else value_text(value)}")
+        if (name in free) is searched and (name, value) != ("offload", "none"):
+            words.append(
+                f"{label(name)} {f'{value:.3g}' if isinstance(value, float) else value_text(value)}"
+            )
     return ", ".join(words)
 
 
 def not_ended(data: StudyData, recommendation: Recommendation, running: bool) -> str:
-    """What a study that has not ended has still to do, and what its answer lacks until then."""
-    budget, done, confirms = data.config.budget.trials, _searched(data), data.config.confirm is not None
-    why = "it still runs" if running else "it was interrupted; the same `carbonopt run` goes on with it"
+    """Say what an unfinished study still has to do, and what its answer lacks until then."""
+    budget, done, confirms = (
+        data.config.budget.trials,
+        _searched(data),
+        data.config.confirm is not None,
+    )
+    why = (
+        "it still runs"
+        if running
+        else "it was interrupted; the same `carbonopt run` goes on with it"
+    )
     parts = [f"The study has not ended: {why}."]
     if budget is None or done < budget:
-        left = "trials" if budget is None else f"at most {budget - done} of {count_text(budget, 'trial')}"
+        left = (
+            "trials"
+            if budget is None
+            else f"at most {budget - done} of {count_text(budget, 'trial')}"
+        )
         parts.append(f"Left: {left}{', then the repeats with other seeds' if confirms else ''}.")
     elif confirms and (due := confirm.plan(data, lambda seed, params: True).next) is not None:
         parts.append(f"Left: repeats with other seeds, the next of trial {due.trial}.")
     if recommendation.met:
         sure = recommendation.confidence
         unconfirmed = confirms and (sure is None or not sure.confirmed)
-        parts.append(f"Until then the recommendation {'is not confirmed' if unconfirmed else 'may change'}.")
+        parts.append(
+            f"Until then the recommendation {'is not confirmed' if unconfirmed else 'may change'}."
+        )
     return " ".join(parts)
 
 
 def _searched(data: StudyData) -> int:
-    """How many of the search's trials have ended."""
-    own = [record for record in data.records if record.repeat_of is None and record.state is not TrialState.RUNNING]
+    """Count the search's finished trials, without repeats."""
+    own = [
+        record
+        for record in data.records
+        if record.repeat_of is None and record.state is not TrialState.RUNNING
+    ]
     return sum(record.stop_reason is not StopReason.INTERRUPTED for record in own)
 
 
@@ -168,7 +260,7 @@ def _repeats(trial: TrialSpec | TrialRecord) -> str:
     return "" if trial.repeat_of is None else f" (trial {trial.repeat_of} with seed {trial.seed})"
 
 
-def _trial_line(record: TrialRecord) -> str:
+def _trial_line(record: TrialRecord, settings: str) -> str:
     interrupted = record.stop_reason is StopReason.INTERRUPTED
     state = "interrupted, will be run again" if interrupted else f"{record.state.value:<10}"
     reached, differs = "", record.gpu_disagreement or 0.0
@@ -182,32 +274,42 @@ def _trial_line(record: TrialRecord) -> str:
         reached,
         "" if record.emissions_kg_co2e is None else emissions_text(record.emissions_kg_co2e),
         human_duration(record.duration_s.total) if record.duration_s else "",
-        f"CodeCarbon reads {differs:+.1%} against the GPUs' counters" if abs(differs) > LARGEST_DISAGREEMENT else "",
-        f"other work had the cores for {record.cpu_wait_fraction:.0%} of its time" if is_contended(record) else "",
-        short(record.params),
-        f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})" if record.failure else "",
+        f"CodeCarbon reads {100 * differs:+.1f} % against the GPUs' counters"
+        if abs(differs) > LARGEST_DISAGREEMENT
+        else "",
+        f"other work had the cores for {100 * (record.cpu_wait_fraction or 0):.0f} % of its time"
+        if is_contended(record)
+        else "",
+        settings,
+        f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})"
+        if record.failure
+        else "",
     ]
     return "  ".join(filter(None, parts))
 
 
-def _probe_line(record: TrialRecord) -> str:
+def _probe_line(record: TrialRecord, settings: str) -> str:
     reached = record.state.value if record.stop_reason is None else record.stop_reason.value
     if record.stop_reason is StopReason.PROBE:
-        # One that compiles for its trial makes the first step alone.
+        # A probe that compiles kernels for its trial makes only the first step.
         made = "" if record.kernels is None else record.kernels.value
         reached = made if record.step_kwh is None else f"{energy_text(record.step_kwh)} a step"
     elif record.failure:
         reached += f" — {record.failure.text.splitlines()[0]} (log: {record.failure.log})"
-    return f"probe {record.trial:>3}  {reached}  {short(record.params)}"
+    return f"probe {record.trial:>3}  {reached}  {settings}"
 
 
-def print_tables(tables: Iterable[Table], printable: Callable[[str], str]) -> None:
-    """Of a document, on standard output, as wide as the terminal; `printable` cleans each text."""
+def print_tables(tables: Iterable[Table]) -> None:
+    """Print tables of a document on standard output, as wide as the terminal."""
     console = Console(highlight=False)
     for table in tables:
         grid = Grid(title=Text(printable(table.caption)), title_justify="left", box=box.SIMPLE)
         for column in table.columns:
-            grid.add_column(Text(printable(column.label)), justify="right" if column.numeric else "left")
+            grid.add_column(
+                Text(printable(column.label)), justify="right" if column.numeric else "left"
+            )
         for row in table.rows:
-            grid.add_row(*(Text(printable(cell.text), "bold" if cell.strong else "") for cell in row))
+            grid.add_row(
+                *(Text(printable(cell.text), "bold" if cell.strong else "") for cell in row)
+            )
         console.print(grid)

@@ -1,4 +1,4 @@
-"""The types of arrays."""
+"""The types of NumPy arrays."""
 
 import numpy as np
 import numpy.typing as npt

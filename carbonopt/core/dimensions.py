@@ -1,5 +1,7 @@
-"""The one table of dimensions: what each setting of a trial can be, what it affects, and what others call it. The table
-is the fields of `TrialParams`, which all other rooms read."""
+"""The one table of dimensions: each setting's values, what it affects, and its other names.
+
+The table is the fields of `TrialParams`, which all other packages read.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -13,9 +15,9 @@ from pydantic_core import CoreSchema, core_schema
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Frozen, Scalar
 
-# cost: of a step; kernels: which ones a compiled run compiles
+# cost: what a step costs; kernels: which kernels a compiled run compiles
 Affects = Literal["quality", "cost", "memory", "kernels"]
-ToldAffects = Literal["cost", "quality"]  # alone, of a dimension that is not in the table below
+StatedAffects = Literal["cost", "quality"]  # the only thing that a user's own dimension affects
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -24,43 +26,72 @@ Optimizer = Literal["adamw", "muon"]
 RateScaling = Literal["none", "sqrt", "linear"]
 
 STABLE_DECAY = "warmup_stable_decay"
-DEFAULT_DECAY_RATIO = 0.2  # of it (Hägele et al. 2024, arXiv 2405.18392: from there on more decay gains little)
-DEFAULT_LR_SCHEDULER = "linear"  # of Hugging Face's training arguments
-_COSINES = ("cosine", "cosine_with_min_lr")  # the latter's floor comes from training_arguments.lr_scheduler_kwargs
+# The default share of the steps in which warmup_stable_decay's rate falls; more decay gains little
+# (Hägele et al. 2024, arXiv 2405.18392).
+DEFAULT_DECAY_RATIO = 0.2
+DEFAULT_LR_SCHEDULER = "linear"  # the default of Hugging Face's training arguments
+# Schedulers of a cosine; cosine_with_min_lr takes its floor from
+# training_arguments.lr_scheduler_kwargs.
+_COSINES = (
+    "cosine",
+    "cosine_with_min_lr",
+)
 _CONSTANT = ("constant", "constant_with_warmup")
-_WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")  # the latter two from training_arguments alone
-# transformers.SchedulerType, those that need nothing but a number of steps and of warm-up steps
-LR_SCHEDULERS = (DEFAULT_LR_SCHEDULER, *_COSINES, *_CONSTANT, "polynomial", "inverse_sqrt", STABLE_DECAY)
+# Schedulers without a warm-up; the latter two can come from training_arguments only.
+_WITHOUT_WARMUP = (
+    "constant",
+    "reduce_lr_on_plateau",
+    "greedy",
+)
+# The values of transformers.SchedulerType that need nothing but the numbers of steps and of warm-up
+# steps.
+LR_SCHEDULERS = (
+    DEFAULT_LR_SCHEDULER,
+    *_COSINES,
+    *_CONSTANT,
+    "polynomial",
+    "inverse_sqrt",
+    STABLE_DECAY,
+)
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 LARGEST_INT = 10**9
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """What is known of a dimension before any trial has run."""
+    """The facts about a dimension that are known before any trial has run."""
 
-    label: str  # for people, where one line has many
-    affects: tuple[Affects, ...]  # beside the setting itself; what affects only costs leaves the quality alone
-    choices: tuple[Scalar, ...] = ()  # all values that it can have; none: it is a number from `lowest` to `highest`
+    label: str  # a short name for people, for lines with many dimensions
+    # what it affects beside the setting itself; without quality, it leaves the quality alone
+    affects: tuple[Affects, ...]
+    # all values that it can have; empty: it is a number from `lowest` to `highest`
+    choices: tuple[Scalar, ...] = ()
     lowest: float = 0
     highest: float = math.inf
-    above: bool = False  # whether `lowest` itself is too low
-    integer: bool = False  # whether it takes whole numbers only
-    feature: Callable[[float], float] | None = None  # on this scale a step of one is notable; None: the space's own
-    argument: str | None = None  # its name in `transformers.TrainingArguments`, where it has one
-    decided_by: tuple[str, ...] = ()  # others of these that decide it, too, whatever that one says
-    to_argument: Callable[[Any, int], Any] = lambda value, steps: value  # by the trial's number of steps
-    acts_with: Callable[[str], bool] = lambda lr_scheduler: True  # whether it has an effect with that one
+    above: bool = False  # True if `lowest` itself is too low
+    integer: bool = False  # True if it takes whole numbers only
+    # a scale on which a step of 1 makes a difference; None: the scale of the space
+    feature: Callable[[float], float] | None = None
+    argument: str | None = None  # its name in `transformers.TrainingArguments`
+    # other training arguments that decide it, too, whatever `argument` says
+    decided_by: tuple[str, ...] = ()
+    # makes the argument's value from the dimension's and the trial's number of steps
+    to_argument: Callable[[Any, int], Any] = lambda value, steps: value
+    # returns whether the dimension has an effect with a scheduler
+    acts_with: Callable[[str], bool] = lambda lr_scheduler: True
     deepspeed: tuple[str, ...] = ()  # its keys in a DeepSpeed configuration
-    default: Scalar | None = None  # where a space leaves it out; None: the library decides, or another dimension
-    required: bool = False  # whether a space has to name it
-    tasks: tuple[str, ...] = ()  # that have it; none: all have
+    # the value where a space leaves it out; None: the library or another dimension decides
+    default: Scalar | None = None
+    required: bool = False  # True if a space has to name it
+    tasks: tuple[str, ...] = ()  # the tasks that have it; empty: all have
 
     def problem(self, value: Scalar) -> str | None:
-        """Why it can't have this value, in words; None: it can."""
+        """Return why the dimension can't have this value, in words; None if it can."""
         if self.choices:
             # 0 == False and 1 == True in Python, but `zero_stage: true` is a slip.
-            allowed = any(choice == value and type(choice) is type(value) for choice in self.choices)
+            allowed = any(
+                choice == value and type(choice) is type(value) for choice in self.choices
+            )
             return None if allowed else f"allowed: {', '.join(map(str, self.choices))}"
         if isinstance(value, bool | str):
             return "must be a number"
@@ -77,7 +108,7 @@ class Dimension:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """All training arguments that say it."""
+        """All training arguments that decide this dimension."""
         return (*((self.argument,) if self.argument is not None else ()), *self.decided_by)
 
     def _checked(self, value: Scalar | None) -> Scalar | None:
@@ -85,7 +116,9 @@ class Dimension:
             raise ValueError(problem)
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
 
@@ -97,11 +130,21 @@ _MICRO_BATCH_KEYS, _ZERO_KEYS = ("train_micro_batch_size_per_gpu",), ("zero_opti
 _OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", "cpu_offload_param")
 _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
 _DPO, _RLHF = ("dpo",), ("rlhf",)
-_NOT_COMPARED = ("causal_lm", "sft", "reward", "seq2seq", "classification")  # others compare a model with itself
+# The other tasks compare a model with itself.
+_NOT_COMPARED = (
+    "causal_lm",
+    "sft",
+    "reward",
+    "seq2seq",
+    "classification",
+)
 
 
 def warmup_steps(ratio: float, steps: int) -> int:
-    """Of a share of a run's steps. The rate of the first of them is 0: one step at least is none of them."""
+    """Return the warm-up steps that are a share of a run's steps.
+
+    The learning rate of the first warm-up step is 0, so at least one step is no warm-up step.
+    """
     return min(math.ceil(ratio * steps), steps - 1)
 
 
@@ -109,32 +152,49 @@ _of_steps = partial(Dimension, argument="warmup_steps", to_argument=warmup_steps
 
 
 class TrialParams(Frozen, extra="allow"):
-    """One configuration. A step is an optimizer step. The fields up to `world_size` are in every record of a trial that
-    carbonopt trains; the others only where the study file names them (None: as Hugging Face has it). A script's trial
-    has those that its study file names, and beside them dimensions that its user has invented."""
+    """The configuration of a trial.
+
+    A step is an optimizer step. The fields up to `world_size` are in every record of a trial that
+    carbonopt trains. The others are there only where the study file names them (None: Hugging
+    Face's default). A script's trial has the fields that its study file names, and dimensions that
+    its user has invented.
+    """
 
     __pydantic_extra__: dict[str, Scalar]
 
     global_batch_size: Annotated[  # examples per step, over all ranks
-        int | None, _batch_size("batch", ("quality", "cost"), required=True, deepspeed=("train_batch_size",))
+        int | None,
+        _batch_size("batch", ("quality", "cost"), required=True, deepspeed=("train_batch_size",)),
     ] = None
     micro_batch_size_per_gpu: Annotated[  # examples per forward pass and rank
         int | None,
-        _batch_size("micro batch", _SYSTEM, argument="per_device_train_batch_size", deepspeed=_MICRO_BATCH_KEYS),
+        _batch_size(
+            "micro batch",
+            _SYSTEM,
+            argument="per_device_train_batch_size",
+            deepspeed=_MICRO_BATCH_KEYS,
+        ),
     ] = None
     learning_rate: Annotated[
-        float | None, Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate")
+        float | None,
+        Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate"),
     ] = None
     epochs: Annotated[
-        float | None, Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs")
+        float | None,
+        Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs"),
     ] = None
     zero_stage: Annotated[
-        ZeroStage | None, Dimension("ZeRO", _SYSTEM, get_args(ZeroStage), integer=True, default=1, deepspeed=_ZERO_KEYS)
+        ZeroStage | None,
+        Dimension(
+            "ZeRO", _SYSTEM, get_args(ZeroStage), integer=True, default=1, deepspeed=_ZERO_KEYS
+        ),
     ] = 1
     offload: Annotated[
-        Offload | None, Dimension("offload", _SYSTEM, get_args(Offload), default="none", deepspeed=_OFFLOAD_KEYS)
+        Offload | None,
+        Dimension("offload", _SYSTEM, get_args(Offload), default="none", deepspeed=_OFFLOAD_KEYS),
     ] = "none"
-    world_size: Annotated[  # ranks; a space that leaves it out has all that the launch has for a trial
+    # the number of ranks; without it in the space, all ranks that the launch has for a trial
+    world_size: Annotated[
         int, Dimension("ranks", _SYSTEM, lowest=1, integer=True, feature=math.log2)
     ] = 1
 
@@ -149,11 +209,19 @@ class TrialParams(Frozen, extra="allow"):
         ),
     ] = None
     precision: Annotated[
-        Precision | None, Dimension("precision", _ALL, get_args(Precision), deepspeed=("bf16.enabled", "fp16.enabled"))
+        Precision | None,
+        Dimension(
+            "precision", _ALL, get_args(Precision), deepspeed=("bf16.enabled", "fp16.enabled")
+        ),
     ] = None
     weight_decay: Annotated[
         float | None,
-        Dimension("weight decay", ("quality",), feature=lambda value: math.log(value + 0.01), argument="weight_decay"),
+        Dimension(
+            "weight decay",
+            ("quality",),
+            feature=lambda value: math.log(value + 0.01),
+            argument="weight_decay",
+        ),
     ] = None
     warmup_ratio: Annotated[  # share of the steps
         float | None,
@@ -166,9 +234,11 @@ class TrialParams(Frozen, extra="allow"):
         ),
     ] = None
     lr_scheduler: Annotated[
-        str | None, Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type")
+        str | None,
+        Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type"),
     ] = None
-    learning_rate_scaling: Annotated[  # of the learning rate with the ranks: × 1, × √ranks, × ranks
+    # how the learning rate grows with the ranks: × 1, × √ranks, × ranks
+    learning_rate_scaling: Annotated[
         RateScaling | None, Dimension("lr scaling", ("quality",), get_args(RateScaling))
     ] = None
     decay_ratio: Annotated[  # share of the steps in which warmup_stable_decay falls
@@ -185,7 +255,7 @@ class TrialParams(Frozen, extra="allow"):
     ] = None
     optimizer: Annotated[
         Optimizer | None,
-        # The Trainer makes AdamW, and is given the other.
+        # The Trainer makes AdamW itself; Muon is made here and given to it.
         Dimension(
             "optimizer",
             ("quality", "cost", "memory"),
@@ -195,7 +265,8 @@ class TrialParams(Frozen, extra="allow"):
             to_argument=lambda value, steps: "adamw_torch_fused",
         ),
     ] = None
-    dropout: Annotated[  # in all places where the model has it; None: as its configuration says
+    # set in all places where the model has dropout; None: as the model's configuration says
+    dropout: Annotated[
         float | None,
         Dimension(
             "dropout",
@@ -205,7 +276,9 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_NOT_COMPARED,
         ),
     ] = None
-    weight_averaging: Annotated[  # mean age of the judged ones, as a share of the steps so far; 0: they are the last
+    # mean age of the weights that are evaluated, as a share of the steps so far; 0: the last
+    # weights
+    weight_averaging: Annotated[
         float | None,
         Dimension(
             "averaging",
@@ -215,6 +288,7 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_NOT_COMPARED,
         ),
     ] = None
+    # torch_compile_backend and torch_compile_mode switch it on, too
     torch_compile: Annotated[
         bool | None,
         Dimension(
@@ -222,47 +296,88 @@ class TrialParams(Frozen, extra="allow"):
             _SYSTEM,
             _ON_OFF,
             argument="torch_compile",
-            decided_by=("torch_compile_backend", "torch_compile_mode"),  # each switches it on
+            decided_by=("torch_compile_backend", "torch_compile_mode"),
         ),
     ] = None
-    attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = None
-    output_layer: Annotated[OutputLayer | None, Dimension("output layer", _ALL, get_args(OutputLayer))] = None
-    lora_rank: Annotated[  # 0: no LoRA, all weights are trained
-        int | None, Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1))
+    attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = (
+        None
+    )
+    output_layer: Annotated[
+        OutputLayer | None, Dimension("output layer", _ALL, get_args(OutputLayer))
     ] = None
-    beta: Annotated[  # of the deviation from the model that DPO begins with (arXiv 2305.18290, equation 7)
+    lora_rank: Annotated[  # 0: no LoRA, all weights are trained
+        int | None,
+        Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1)),
+    ] = None
+    # weight of the deviation from the model that DPO begins with (arXiv 2305.18290, equation 7)
+    beta: Annotated[
         float | None, Dimension("beta", ("quality",), above=True, feature=math.log, tasks=_DPO)
     ] = None
-    label_smoothing: Annotated[  # share of the pairs that are taken to be labelled the wrong way round
+    # share of the pairs that are taken to be labelled the wrong way round
+    label_smoothing: Annotated[
         float | None,
-        Dimension("label smoothing", ("quality",), highest=0.5, feature=lambda value: 10 * value, tasks=_DPO),
+        Dimension(
+            "label smoothing",
+            ("quality",),
+            highest=0.5,
+            feature=lambda value: 10 * value,
+            tasks=_DPO,
+        ),
     ] = None
-    num_generations: Annotated[  # completions of a prompt, which are compared with each other
+    num_generations: Annotated[  # completions of each prompt, which are compared with each other
         int | None,
-        Dimension("generations", ("quality", "cost"), lowest=2, integer=True, feature=math.log, tasks=_RLHF),
+        Dimension(
+            "generations",
+            ("quality", "cost"),
+            lowest=2,
+            integer=True,
+            feature=math.log,
+            tasks=_RLHF,
+        ),
     ] = None
     max_completion_length: Annotated[  # tokens, in training
         int | None,
-        Dimension("completion", ("quality", "cost", "memory"), lowest=1, integer=True, feature=math.log, tasks=_RLHF),
+        Dimension(
+            "completion",
+            ("quality", "cost", "memory"),
+            lowest=1,
+            integer=True,
+            feature=math.log,
+            tasks=_RLHF,
+        ),
     ] = None
-    kl_coefficient: Annotated[  # of the divergence from the model that training begins with; 0: none is counted
+    # weight of the divergence from the model that training begins with; 0: it doesn't count
+    kl_coefficient: Annotated[
         float | None,
-        Dimension("KL coefficient", ("quality", "cost"), feature=lambda value: math.log(value + 0.001), tasks=_RLHF),
+        Dimension(
+            "KL coefficient",
+            ("quality", "cost"),
+            feature=lambda value: math.log(value + 0.001),
+            tasks=_RLHF,
+        ),
     ] = None
 
     @property
     def own(self) -> dict[str, Scalar]:
-        """Dimensions that the user has invented."""
+        """The values of the dimensions that the user has invented."""
         return self.__pydantic_extra__
 
     def value(self, name: str) -> Scalar | None:
-        """Of any dimension, None where it has none: one of the user's own may be called as a method is."""
+        """Return the value of any dimension; None where it has none.
+
+        Unlike `getattr` it never returns a method whose name a user's own dimension shares.
+        """
         return getattr(self, name) if name in DIMENSIONS else self.own.get(name)
 
     @property
     def gradient_accumulation_steps(self) -> int | None:
-        """Derived, never stored; None where a script knows its batches itself. Raises BadInput where it is no whole
-        number."""
+        """The number of micro batches in a step, derived and never stored.
+
+        It is None where a script divides its batches itself.
+
+        Raises:
+            BadInput: if it is no whole number.
+        """
         if self.global_batch_size is None or self.micro_batch_size_per_gpu is None:
             return None
         per_pass = self.micro_batch_size_per_gpu * self.world_size
@@ -277,18 +392,31 @@ class TrialParams(Frozen, extra="allow"):
         return self.output_layer not in (None, "standard")
 
     @property
-    def trained_learning_rate(self) -> float | None:
-        """As the optimizer gets it: scaled with the ranks, where that is asked for. By √ranks (Hoffer et al. 2017,
-        arXiv 1705.08741, section 5) or by ranks (Goyal et al. 2017, arXiv 1706.02677, section 2.1), for batches that
-        grow with them."""
+    def optimizer_learning_rate(self) -> float | None:
+        """The learning rate that the optimizer gets: scaled with the ranks, where asked for.
+
+        It is scaled by √ranks (Hoffer et al. 2017, arXiv 1705.08741, section 5) or by ranks (Goyal
+        et al. 2017, arXiv 1706.02677, section 2.1), for batches that grow with them.
+        """
         power = {"sqrt": 0.5, "linear": 1.0}.get(self.learning_rate_scaling or "none", 0.0)
         return None if self.learning_rate is None else self.learning_rate * self.world_size**power
 
     def arguments(self, steps: int) -> dict[str, Any]:
-        """What is set of the dimensions that `transformers.TrainingArguments` know, in their names, for a training of
-        so many steps."""
-        known = {name: dimension for name, dimension in DIMENSIONS.items() if dimension.argument is not None}
-        values = {name: getattr(self, name) for name in known} | {"learning_rate": self.trained_learning_rate}
+        """Return the set dimensions in the names of `transformers.TrainingArguments`.
+
+        The learning rate is the one that the optimizer gets, scaled with the ranks.
+
+        Args:
+            steps: the number of steps of the training that the arguments are for.
+        """
+        known = {
+            name: dimension
+            for name, dimension in DIMENSIONS.items()
+            if dimension.argument is not None
+        }
+        values = {name: getattr(self, name) for name in known} | {
+            "learning_rate": self.optimizer_learning_rate
+        }
         return {
             str(dimension.argument): dimension.to_argument(values[name], steps)
             for name, dimension in known.items()
@@ -296,7 +424,7 @@ class TrialParams(Frozen, extra="allow"):
         }
 
     def as_record(self) -> dict[str, Scalar]:
-        """The record's `params`: every set field, and the derived gradient accumulation."""
+        """Return the record's `params`: every set field and the derived gradient accumulation."""
         record = self.model_dump(exclude_none=True)
         if self.epochs is not None and float(self.epochs).is_integer():
             record["epochs"] = int(self.epochs)
@@ -306,7 +434,9 @@ class TrialParams(Frozen, extra="allow"):
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "TrialParams":
-        given = {key: value for key, value in record.items() if key != "gradient_accumulation_steps"}
+        given = {
+            key: value for key, value in record.items() if key != "gradient_accumulation_steps"
+        }
         return cls(**{"zero_stage": None, "offload": None, **given})
 
 
@@ -317,7 +447,7 @@ DIMENSIONS: dict[str, Dimension] = {
 
 
 class TrainingParams(TrialParams, extra="forbid"):
-    """Of a trial that carbonopt trains: its loop needs all of these."""
+    """The configuration of a trial that carbonopt trains: its loop needs all of these fields."""
 
     global_batch_size: Annotated[int, DIMENSIONS["global_batch_size"]]
     micro_batch_size_per_gpu: Annotated[int, DIMENSIONS["micro_batch_size_per_gpu"]]
@@ -338,44 +468,69 @@ class TrainingParams(TrialParams, extra="forbid"):
 
     @property
     def allows_whole_step(self) -> bool:
-        """Whether a step can be one piece (`train.whole_step`), as far as that depends on the configuration."""
-        return self.zero_stage == 0 and self.gradient_accumulation_steps == 1 and self.precision != "fp16"
+        """True if a step can be one piece, as far as that depends on the configuration.
+
+        See `train.speed.whole_step`.
+        """
+        return (
+            self.zero_stage == 0
+            and self.gradient_accumulation_steps == 1
+            and self.precision != "fp16"
+        )
 
 
-SEARCHED = tuple(DIMENSIONS)
-REQUIRED = tuple(name for name in SEARCHED if DIMENSIONS[name].required)
+DIMENSION_NAMES = tuple(DIMENSIONS)
+REQUIRED = tuple(name for name in DIMENSION_NAMES if DIMENSIONS[name].required)
 
 
 def label(name: str) -> str:
-    """For people, where one line has many dimensions; a user's own has its name."""
+    """Return a short name for people, for lines that show many dimensions.
+
+    A user's own dimension has its name.
+    """
     return DIMENSIONS[name].label if name in DIMENSIONS else name
 
 
 def affecting(
-    what: Affects, names: Collection[str] | None = None, told: Mapping[str, ToldAffects] | None = None
+    what: Affects,
+    names: Collection[str] | None = None,
+    stated: Mapping[str, StatedAffects] | None = None,
 ) -> tuple[str, ...]:
-    """Of these dimensions, or all of the table's, those that affect this. `told`: of others that the table lacks, which
-    affect all where nothing is told."""
+    """Return the dimensions that affect the quality, the cost, the memory or the kernels.
+
+    Args:
+        what: the affected thing.
+        names: the dimensions to choose from; None: all of the table's.
+        stated: what each user's own dimension affects; one that is not in it affects everything.
+    """
     names = DIMENSIONS if names is None else names
 
     def affects(name: str) -> bool:
         if name in DIMENSIONS:
             return what in DIMENSIONS[name].affects
-        only = (told or {}).get(name)
+        only = (stated or {}).get(name)
         return only is None or (what == "quality") == (only == "quality")
 
     return tuple(filter(affects, names))
 
 
 def rate_decays(lr_scheduler: str, warmup: float) -> bool:
-    """Whether the learning rate falls along the run, however long it is: only where it does not is a shorter run the
-    beginning of a longer one. Without a warm-up, inverse_sqrt falls over 10,000 steps, whatever the run."""
+    """Return whether the learning rate falls along the run, however long the run is.
+
+    Only where it does not is a shorter run the beginning of a longer one. Without a warm-up,
+    inverse_sqrt falls over 10,000 steps, whatever the run.
+    """
     return lr_scheduler not in _CONSTANT and (lr_scheduler != "inverse_sqrt" or warmup > 0)
 
 
-def scheduler_arguments(lr_scheduler: str | None, decay_ratio: float | None, steps: int) -> dict[str, Any]:
-    """What a scheduler of transformers needs beside the numbers of steps and of warm-up steps."""
+def scheduler_arguments(
+    lr_scheduler: str | None, decay_ratio: float | None, steps: int
+) -> dict[str, Any]:
+    """Return the arguments of a transformers scheduler beside its total and warm-up steps."""
     if lr_scheduler != STABLE_DECAY:
         return {}
     # arXiv 2405.18392, equation 2
-    return {"num_decay_steps": math.ceil(steps * (decay_ratio or DEFAULT_DECAY_RATIO)), "decay_type": "1-sqrt"}
+    return {
+        "num_decay_steps": math.ceil(steps * (decay_ratio or DEFAULT_DECAY_RATIO)),
+        "decay_type": "1-sqrt",
+    }

@@ -1,4 +1,4 @@
-"""Files as every room reads and writes them: whole, or not at all."""
+"""Reading and writing of files, which are written whole or not at all."""
 
 import fcntl
 import json
@@ -7,71 +7,157 @@ import shutil
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import Prepared
 
-REPORT_JSON = Path("data") / "report.json"  # in a report's folder: what tells it from any other
-COMPARISON_JSON = Path("data") / "comparison.json"  # likewise, of several studies beside each other
-PIPELINE_JSON = Path("data") / "pipeline.json"  # likewise, of a pipeline
+REPORT_JSON = Path("data") / "report.json"  # tells a report's folder from any other
+
+# tells the folder of a comparison of several studies
+COMPARISON_JSON = Path("data") / "comparison.json"
+PIPELINE_JSON = Path("data") / "pipeline.json"  # tells the folder of a pipeline's report
+_REGULAR = "a file"
+_KINDS = {
+    stat.S_IFREG: _REGULAR,
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
-@dataclass
-class PreparedFolder:
-    """What the preparation writes once and every trial reads."""
+def is_file(path: Path) -> bool:
+    """Return whether there is a file at a path.
 
-    root: Path
+    A word of a command can be longer than a name may be, where Path.is_file raises.
+    """
+    return os.path.isfile(path)  # noqa: PTH113
 
-    def __post_init__(self) -> None:
-        self.train, self.evaluation = self.root / "train.npy", self.root / "eval.npy"
-        self.tokenizer, self.model_config = self.root / "tokenizer", self.root / "model"
-        self.image_processor = self.root / "image_processor"
-        self.workload = self.root / "workload.json"  # what it was made for: the task's settings
-        self.summary = self.root / "prepared.json"
 
-    def read_summary(self) -> Prepared:
-        return Prepared(**json.loads(self.summary.read_text(encoding="utf-8")))
+def is_folder(path: Path) -> bool:
+    """Return whether there is a folder at a path; see `is_file`."""
+    return os.path.isdir(path)  # noqa: PTH112
 
-    def made_for(self, fingerprint: str) -> Prepared | None:
-        """The summary, if this folder was made for that workload; what is damaged was made for none."""
-        try:
-            summary = self.read_summary()
-            whole = all((self.root / name).stat().st_size == size for name, size in summary.files.items())
-        except (OSError, ValueError, TypeError):
-            return None
-        return summary if summary.fingerprint == fingerprint and whole else None
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of what is in it, by names relative to it."""
-        files = (path for path in sorted(self.root.rglob("*")) if path.is_file())
-        return {path.relative_to(self.root).as_posix(): path.stat().st_size for path in files}
+def is_there(path: Path) -> bool:
+    """Return whether there is anything at a path; see `is_file`."""
+    return os.path.exists(path)  # noqa: PTH110
 
 
 def read_text(path: Path, what: str, max_mib: int) -> str:
-    """The text of a regular file in UTF-8: a pipe or a device may have no end. Raises a BadInput that says why it can't
-    be read."""
+    """Read the text of a regular file in UTF-8.
+
+    Other files are refused: a pipe or a device may have no end.
+
+    Raises:
+        BadInput: if it can't be read, with the reason.
+    """
     try:
         status = path.stat()
         size_mib = status.st_size / 2**20
         if not stat.S_ISREG(status.st_mode):
             raise BadInput(f"can't read {what} {path}: it must be a regular file, but is none.")
         if size_mib > max_mib:
-            raise BadInput(f"can't read {what} {path}: it must have {max_mib} MiB at most, but has {size_mib:.1f}.")
+            raise BadInput(
+                f"can't read {what} {path}: it must have {max_mib} MiB at most, but has"
+                f" {size_mib:.1f}."
+            )
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "its name or its text is not valid UTF-8"
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else "its name or its text is not valid UTF-8"
+        )
         raise BadInput(f"can't read {what} {path}: {reason}.") from error
 
 
+def parsed_json(text: str | bytes) -> Any:
+    """Read a value in JSON.
+
+    Raises:
+        ValueError: if the text is no JSON, or is nested more deeply than Python can read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def kind_of(path: Path) -> str | None:
+    """Name the kind of what is at a path, without following links; None where nothing is.
+
+    Raises:
+        OSError: if the path can't be examined.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    return _KINDS.get(stat.S_IFMT(mode), "a device")
+
+
+def check_regular(path: Path, *, link: bool = False) -> None:
+    """Refuse anything but a regular file at a path; nothing may be there, too.
+
+    Args:
+        path: the path of one of carbonopt's own files. A pipe would block the command, and a link
+            would let it write a file of somebody else's.
+        link: whether a link to a regular file is allowed.
+
+    Raises:
+        BadInput: if something else is there.
+    """
+    kind = kind_of(path)
+    if kind in (None, _REGULAR) or (link and path.is_file()):
+        return
+    raise BadInput(f"{path} has to be a file, but is {kind}; move it.")
+
+
+@contextmanager
+def lock_file(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
+    """Open a file that serves as a lock, and give its descriptor; make it if it is missing.
+
+    The file keeps its contents. No link is followed, as it could lead to a file of somebody else's.
+
+    Args:
+        path: the path of the file.
+        access: os.O_RDONLY where another user may have made the file. Locks of a network file
+            system need os.O_RDWR.
+
+    Raises:
+        BadInput: if something else than a regular file is there.
+        OSError: if it can't be opened.
+    """
+    # without O_NONBLOCK a pipe would block the command
+    flags = access | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        try:
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            descriptor = os.open(path, flags | os.O_CREAT, 0o644)
+    except OSError:
+        check_regular(path)
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BadInput(f"{path} has to be a file, but is {kind_of(path)}; move it.")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes aside, then renames: a reader sees the old file or the new one, never a half."""
+    """Write a file aside, then rename it.
+
+    A reader sees the old file or the new one, never half of it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside.unlink(missing_ok=True)  # a killed process with the same pid may have left it
     try:
-        with aside.open("wb") as file:
+        with aside.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -81,36 +167,51 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """As `write_bytes`, indented; refuses what JSON has no number for."""
+    """Write a value as indented JSON, as `write_bytes` does.
+
+    NaN and infinity are refused, as JSON has no number for them.
+    """
     write_bytes(path, json.dumps(value, indent=2, allow_nan=False).encode() + b"\n")
 
 
 @contextmanager
 def replaced(folder: Path, names: Collection[str]) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` at the end: a reader finds all of the old files or all of
-    the new. Of the old ones those called one of `names` go, and all in folders that are called one, with a slash at its
-    end; all others, the user's, are in the new folder, too.
+    """Give a new folder to fill, which takes the place of `folder` at the end.
 
-    Where two commands do this at once, the second waits for the first. After an error everything is as it was; after a
-    kill the next call here makes it so. Raises BadInput if folders stand where files have to, or the other way round,
-    or the folder can't be exchanged.
+    A reader finds all of the old files or all of the new ones. Old files and folders go if `names`
+    has their path, or, with a slash at its end, that of a folder which they are in. All other old
+    files are the user's and are put into the new folder, too.
+
+    Where two commands do this at once, the second waits for the first. After an error everything is
+    as it was; after a kill the next call makes it so.
+
+    Raises:
+        BadInput: if folders are where files have to be, or the other way round, or the folder can't
+            be exchanged.
     """
-    shown, folder = folder, Path(os.path.realpath(folder))  # a link to a folder stays one
+    shown, folder = folder, Path(os.path.realpath(folder))  # a link to a folder stays a link
     part, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(folder.parent, os.W_OK) or os.path.ismount(folder):
-        raise BadInput(f"{shown} can't be exchanged for a new one; give a folder inside one that can be written to.")
+        raise BadInput(
+            f"{shown} can't be exchanged for a new one; give a folder inside one that can be"
+            " written to."
+        )
     if folder.is_dir() and Path.cwd().is_relative_to(folder):
         where = f"change to another folder first, such as {part.parent}"
         raise BadInput(f"{shown} can't be replaced while you are in it; {where}.")
-    lock = os.open(folder.parent, os.O_RDONLY)  # its own lock, so that no file is left for it
+    # locks the folder itself, which leaves no lock file behind
+    lock = os.open(folder.parent, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _settle(folder, part, old)
         part.mkdir()
         yield part
         if folder.exists():
-            check_kinds(folder, [path.relative_to(part).as_posix() for path in part.rglob("*") if path.is_file()])
+            check_kinds(
+                folder,
+                [path.relative_to(part).as_posix() for path in part.rglob("*") if path.is_file()],
+            )
             _carry_over(folder, part, names)
             shutil.copymode(folder, part)
             folder.rename(old)
@@ -121,7 +222,10 @@ def replaced(folder: Path, names: Collection[str]) -> Iterator[Path]:
 
 
 def _settle(folder: Path, part: Path, old: Path) -> None:
-    """One whole folder, wherever `replaced` ended: between its renames there is only the old one."""
+    """Leave one whole folder, wherever `replaced` ended.
+
+    Between its two renames there is only the old folder.
+    """
     if old.exists() and not folder.exists():
         old.rename(folder)
     for rest in (part, old):
@@ -129,8 +233,15 @@ def _settle(folder: Path, part: Path, old: Path) -> None:
 
 
 def check_kinds(folder: Path, names: Collection[str]) -> None:
-    """Raises BadInput for what new files of these names, or their folders, would replace that is not of their kind; a
-    link to a folder is not one. A name with a slash at its end is a folder's."""
+    """Check that new files would replace only files, and their folders only folders.
+
+    Args:
+        folder: the folder of the new files.
+        names: their names in it; a name with a slash at its end is a folder's.
+
+    Raises:
+        BadInput: if something of another kind is there; a link to a folder counts as none.
+    """
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder} is a file; give a folder.")
     folders = {parent for name in names for parent in Path(name).parents if parent != Path()}
@@ -145,7 +256,10 @@ def check_kinds(folder: Path, names: Collection[str]) -> None:
 
 
 def _carry_over(folder: Path, part: Path, names: Collection[str]) -> None:
-    """Links what the user put there into the new folder, or copies it where the file system has no hard links."""
+    """Link the user's own files into the new folder.
+
+    They are copied where the file system has no hard links.
+    """
     own = {*map(Path, names)} | {parent for name in names for parent in Path(name).parents}
     own_folders = {Path(name) for name in names if name.endswith("/")}
     for root, folders, files in os.walk(folder):

@@ -1,11 +1,16 @@
-"""How good a trained model is: one number with a name, a direction and bounds, and the target that it has to reach. It
-is a sum over all ranks divided once by a count. No other room knows a direction or a scale by a quality's name."""
+"""The measure of how good a trained model is, and the target that it has to reach.
+
+A quality is one number with a name, a direction and bounds. It is made of a sum over all ranks,
+divided once by a count. No other package decides about a direction or a scale by a quality's name.
+"""
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-MISSING = "–"  # where a figure is not known
+MISSING = "–"  # shown where a figure is not known
 
 
 @dataclass(frozen=True)
@@ -13,13 +18,16 @@ class Quality:
     name: str  # in study files and records
     label: str  # at the head of a column or an axis
     definition: str  # a sentence, for papers
-    direction: Literal["minimize", "maximize"]  # of what is better
-    lowest: float  # that a value can have
+    direction: Literal["minimize", "maximize"]  # the direction that is better
+    lowest: float  # lowest value that is possible
     highest: float
-    value_of_mean: Literal["exp", "identity"] = "identity"  # what becomes of sum ÷ count: its exponential, or itself
-    # Of the loss, for learning curves: a logarithm falls by power laws (arXiv 2001.08361), "identity" can be negative.
+    # how the value is made from sum ÷ count: its exponential, or itself
+    value_of_mean: Literal["exp", "identity"] = "identity"
+    # Scale of the loss in learning curves: with "log" it falls by power laws (arXiv 2001.08361),
+    # with "identity" it can be negative.
     link: Literal["log", "identity"] = "log"
-    # Whether search.pruning.target is on by default: only where recorded curves show it right (reports/search.md).
+    # True if search.pruning.target is on by default: only where recorded curves show that it is
+    # right (reports/search.md).
     stops_for_target: bool = False
 
     @property
@@ -34,14 +42,19 @@ class Quality:
     def bounds_text(self) -> str:
         if not math.isfinite(self.lowest):
             return "any number"
-        return f"at least {self.lowest:g}" + (f" and at most {self.highest:g}" if math.isfinite(self.highest) else "")
+        return f"at least {self.lowest:g}" + (
+            f" and at most {self.highest:g}" if math.isfinite(self.highest) else ""
+        )
 
     @property
     def best(self) -> float:
         return self.lowest if self.direction == "minimize" else self.highest
 
     def value(self, total: float, count: float) -> float:
-        """Of a sum over all ranks and its count. Infinite where it is too large for a float; NaN stays NaN."""
+        """Return the value of a sum over all ranks and its count.
+
+        It is infinite where it is too large for a float, and NaN stays NaN.
+        """
         mean = total / count
         try:
             return math.exp(mean) if self.value_of_mean == "exp" else mean
@@ -49,87 +62,142 @@ class Quality:
             return math.inf
 
     def loss(self, mean: float) -> float:
-        """What is modelled, of sum ÷ count, lower being better: nats per token, the error rate."""
+        """Return the loss that is modelled, where lower is better, from sum ÷ count.
+
+        Examples are nats per token and the error rate.
+        """
         return self.highest - mean if self.is_share else self.rank(mean)
 
     @property
     def is_share(self) -> bool:
-        """Whether it counts examples: the loss is then a share of errors."""
+        """True if the quality counts examples: the loss is then a share of errors."""
         return self.direction == "maximize" and math.isfinite(self.highest)
 
     def mean_of(self, value: float) -> float:
-        """The sum ÷ count that makes a value."""
+        """Return the sum ÷ count that makes a value."""
         return math.log(value) if self.value_of_mean == "exp" else value
 
     def loss_of(self, value: float) -> float:
-        """Of a value, such as the target's."""
+        """Return the loss of a value, such as the target's."""
         return self.loss(self.mean_of(value))
 
     def value_of_loss(self, loss: float) -> float:
-        """The inverse of `loss_of`."""
+        """Return the value that has a loss: the inverse of `loss_of`."""
         return self.value(self.highest - loss if self.is_share else self.rank(loss), 1)
 
     def rank(self, value: float) -> float:
-        """For sorting and comparing: lower is better. Its own inverse."""
+        """Return a value for sorting and comparing, where lower is better.
+
+        The function is its own inverse.
+        """
         return value if self.direction == "minimize" else -value
 
     def rank_to_rounding(self, value: float) -> float:
-        """`rank` to six digits: what differs after them are sums of float32 in another order (other ranks, ZeRO stages
-        or kernels), which is no better quality."""
+        """Return `rank`, rounded to six digits.
+
+        Differences after these come from sums of float32 in another order (other ranks, ZeRO stages
+        or kernels), which is no better quality.
+        """
         return float(f"{self.rank(value):.6g}")
 
     def scaled(self, value: float) -> float:
-        """On the scale where seeds move all configurations alike and means are taken, lower being better."""
+        """Return a value on the scale where seeds move all configurations alike.
+
+        Means are taken on this scale, and lower is better.
+        """
         return math.log(value) if self.value_of_mean == "exp" else self.rank(value)
 
     def unscaled(self, scaled: float) -> float:
-        """The inverse of `scaled`: the mean of values is `unscaled` of the mean of `scaled`."""
+        """Return the value that has a scaled value: the inverse of `scaled`.
+
+        The mean of values is `unscaled` of the mean of `scaled`.
+        """
         return self.value(scaled, 1) if self.value_of_mean == "exp" else self.rank(scaled)
 
     def unscaled_deviation(self, value: float, deviation: float) -> float:
-        """A standard deviation on that scale as one of the values about this one."""
+        """Convert a standard deviation on the scale of `scaled` to one of values about `value`."""
         return value * deviation if self.value_of_mean == "exp" else deviation
 
     def worse_by(self, value: float, reference: float) -> float:
-        """The share of a reference by which a value is worse; negative: it is better, than 0 by an infinite share."""
+        """Return the share of a reference by which a value is worse.
+
+        It is negative if the value is better; a value is better than 0 by an infinite share.
+        """
         if not reference:
             return 0.0 if value == reference else -math.inf
         return value / reference - 1 if self.direction == "minimize" else 1 - value / reference
 
     def text(self, value: float | None) -> str:
-        """Four significant digits, zeros at the end included, so that a target reads like what is compared with it.
-        More would be noise: in recorded runs, seeds of one configuration differed by 0.2 to 0.8 % in perplexity."""
+        """Return a value with four significant digits, zeros at the end included.
+
+        A target then reads like the values that are compared with it. More digits would be noise:
+        in recorded runs, seeds of one configuration differed by 0.2 to 0.8 % in perplexity.
+        """
         return MISSING if value is None or not math.isfinite(value) else f"{value:#.4g}".rstrip(".")
 
+    def target_text(self, value: float) -> str:
+        """Return a target as it was given: with all its digits where four are not all."""
+        text = self.text(value)
+        return text if text == MISSING or float(text) == value else repr(value)
+
     def loss_text(self, loss: float) -> str:
-        """A loss, or a difference of two, with its unit."""
-        unit = " nats a token" if self.value_of_mean == "exp" else " (share of errors)" if self.is_share else ""
+        """Return a loss, or a difference of two, with its unit."""
+        unit = (
+            " nats a token"
+            if self.value_of_mean == "exp"
+            else " (share of errors)"
+            if self.is_share
+            else ""
+        )
         return f"{loss:.3g}{unit}"
 
     def relaxed(self, value: float, share: float) -> float:
-        """A value that is worse by a share of itself."""
+        """Return a value that is worse than this one by a share of it."""
         return value * (1 + share if self.direction == "minimize" else 1 - share)
 
     def beyond(self, value: float) -> str | None:
-        """The bound that a value breaks, in words. What is not finite is no result, which breaks none."""
+        """Return the bound that a value breaks, in words; None if it breaks none.
+
+        A value that is not finite is no result, and breaks no bound.
+        """
         bound = f"at least {self.lowest:g}" if value < self.lowest else f"at most {self.highest:g}"
-        return f"must be {bound}, but is {value:g}" if value < self.lowest or self.highest < value < math.inf else None
+        return (
+            f"must be {bound}, but is {value:g}"
+            if value < self.lowest or self.highest < value < math.inf
+            else None
+        )
 
     def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
-        """Why a value can't be, or the sum and the count that it is made of; None: it can. What is None isn't known."""
+        """Return why a value can't be, or the sum and the count that make it; None if it can.
+
+        Arguments that are None aren't known.
+        """
         by_count = None if total is None or count is None else self.value(total, count)
-        if value is not None and by_count is not None and not math.isclose(value, by_count, rel_tol=1e-9):
+        if (
+            value is not None
+            and by_count is not None
+            and not math.isclose(value, by_count, rel_tol=1e-9)
+        ):
             return f"is {value:g}, but its sum and count make {by_count:g}"
-        return next((fault for each in (value, by_count) if each is not None and (fault := self.beyond(each))), None)
+        return next(
+            (
+                problem
+                for each in (value, by_count)
+                if each is not None and (problem := self.beyond(each))
+            ),
+            None,
+        )
 
 
 PERPLEXITY = Quality(
     name="perplexity",
     label="Perplexity",
-    definition="Perplexity is the exponential of the mean negative log-likelihood over all target tokens of the "
-    "evaluation text.",
+    definition=(
+        "Perplexity is the exponential of the mean negative log-likelihood over all target tokens"
+        " of the evaluation text."
+    ),
     direction="minimize",
-    lowest=1.0,  # each token was certain
+    lowest=1.0,  # each token was predicted with certainty
     highest=math.inf,
     value_of_mean="exp",
     stops_for_target=True,
@@ -146,8 +214,10 @@ ACCURACY = Quality(
 MACRO_F1 = Quality(
     name="macro_f1",
     label="Macro-F1",
-    definition="Macro-F1 is the mean over all classes of the harmonic mean of a class's precision and recall on the "
-    "evaluation examples.",
+    definition=(
+        "Macro-F1 is the mean over all classes of the harmonic mean of a class's precision and"
+        " recall on the evaluation examples."
+    ),
     direction="maximize",
     lowest=0.0,
     highest=1.0,
@@ -155,8 +225,10 @@ MACRO_F1 = Quality(
 EXACT_MATCH = Quality(
     name="exact_match",
     label="Exact match",
-    definition="Exact match is the share of the evaluation examples whose generated text equals the expected one; "
-    "runs of white space count as one space.",
+    definition=(
+        "Exact match is the share of the evaluation examples whose generated text equals the"
+        " expected one; runs of white space count as one space."
+    ),
     direction="maximize",
     lowest=0.0,
     highest=1.0,
@@ -165,8 +237,10 @@ EXACT_MATCH = Quality(
 CANONICAL_MATCH = Quality(
     name="canonical_match",
     label="Canonical match",
-    definition="Canonical match is the share of the evaluation examples whose generated SQL equals the expected one "
-    "after sqlglot has brought both into one form.",
+    definition=(
+        "Canonical match is the share of the evaluation examples whose generated SQL equals the"
+        " expected one after sqlglot has brought both into one form."
+    ),
     direction="maximize",
     lowest=0.0,
     highest=1.0,
@@ -174,8 +248,10 @@ CANONICAL_MATCH = Quality(
 EXECUTION_MATCH = Quality(
     name="execution_match",
     label="Execution match",
-    definition="Execution match is the share of the evaluation examples whose generated SQL returns the same rows from "
-    "the database as the expected one.",
+    definition=(
+        "Execution match is the share of the evaluation examples whose generated SQL returns the"
+        " same rows from the database as the expected one."
+    ),
     direction="maximize",
     lowest=0.0,
     highest=1.0,
@@ -183,8 +259,10 @@ EXECUTION_MATCH = Quality(
 PREFERENCE_ACCURACY = Quality(
     name="preference_accuracy",
     label="Preference accuracy",
-    definition="Preference accuracy is the share of the evaluation pairs whose chosen answer is rated above the "
-    "rejected one.",
+    definition=(
+        "Preference accuracy is the share of the evaluation pairs whose chosen answer is rated"
+        " above the rejected one."
+    ),
     direction="maximize",
     lowest=0.0,
     highest=1.0,
@@ -192,8 +270,10 @@ PREFERENCE_ACCURACY = Quality(
 REWARD = Quality(
     name="reward",
     label="Reward",
-    definition="Reward is the mean, over the evaluation prompts, of what the reward function or model gives to the "
-    "completion that greedy decoding makes.",
+    definition=(
+        "Reward is the mean, over the evaluation prompts, of what the reward function or model"
+        " gives to the completion that greedy decoding makes."
+    ),
     direction="maximize",
     lowest=-math.inf,
     highest=math.inf,
@@ -203,41 +283,64 @@ REWARD = Quality(
 QUALITIES: dict[str, Quality] = {
     quality.name: quality
     for quality in (
-        *(PERPLEXITY, ACCURACY, MACRO_F1, EXACT_MATCH, CANONICAL_MATCH, EXECUTION_MATCH, PREFERENCE_ACCURACY, REWARD),
+        *(
+            PERPLEXITY,
+            ACCURACY,
+            MACRO_F1,
+            EXACT_MATCH,
+            CANONICAL_MATCH,
+            EXECUTION_MATCH,
+            PREFERENCE_ACCURACY,
+            REWARD,
+        ),
     )
 }
 
 
 def quality_of(name: str, direction: Literal["minimize", "maximize"] | None) -> Quality:
-    """The quality of that name; one that carbonopt doesn't know, as a script reports it, has this direction and no
-    bounds. Raises ValueError where it is unknown and has none."""
+    """Return the quality with a name.
+
+    A name that carbonopt doesn't know, which a script reports, makes a quality with the given
+    direction and without bounds.
+
+    Raises:
+        ValueError: if the name is unknown and there is no direction.
+    """
     if name in QUALITIES:
         return QUALITIES[name]
     if direction is None:
         raise ValueError(f"must be one of {', '.join(QUALITIES)}, but is {name!r}")
     definition = f"The quality, {name}, is what the training script reports."
-    return Quality(name, name, definition, direction, lowest=-math.inf, highest=math.inf, link="identity")
+    return Quality(
+        name, name, definition, direction, lowest=-math.inf, highest=math.inf, link="identity"
+    )
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a quality has to reach."""
+    """The value that a quality has to reach."""
 
     quality: Quality
     value: float
 
     def is_met_by(self, value: float | None) -> bool:
-        """None and NaN meet nothing."""
+        """Return whether a value meets the target; None and NaN don't."""
         return value is not None and self.quality.rank(value) <= self.quality.rank(self.value)
 
     def shortfall(self, value: float) -> float:
-        """By how much a value misses, on the quality's own scale (`Quality.scaled`); negative: it is better."""
+        """Return by how much a value misses the target, on the quality's own scale.
+
+        See `Quality.scaled`. It is negative if the value is better.
+        """
         if self.quality.value_of_mean == "exp":
             return math.log(value / self.value)
         return self.quality.scaled(value) - self.quality.scaled(self.value)
 
     def as_json(self) -> dict[str, str | float]:
-        """As study files and `recommend --json` have it: {"quality": "perplexity", "at_most": 18.0}."""
+        """Return the target as in study files and in the output of `recommend --json`.
+
+        An example is {"quality": "perplexity", "at_most": 18.0}.
+        """
         return {"quality": self.quality.name, self.quality.bound_word.replace(" ", "_"): self.value}
 
     def __str__(self) -> str:

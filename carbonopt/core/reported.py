@@ -1,62 +1,145 @@
-"""What a user's training script says of itself, checked."""
+"""The checks of what a user's training script reports.
+
+Nothing but Python is imported here.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import json
 import math
 import operator
+from dataclasses import dataclass
+from typing import Any
 
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.quality import Quality
-from carbonopt.core.trial import EvalPoint
 
 LARGEST_COUNT = 10**12
 
 
+@dataclass(frozen=True)
+class Reported:
+    """An evaluation that a script reported; its fields are those of `trial.EvalPoint`."""
+
+    step: int
+    value: float | None  # value of the quality; None: it was NaN or infinite
+    sum: float | None  # None: it was NaN or infinite
+    count: int  # number of examples or tokens; 1 where it is not known
+    other_qualities: dict[str, float]
+    tokens: None = None
+
+
 def whole(name: str, value: object, lowest: int) -> int:
-    """A count as an int, whatever library's number it is. Raises BadInput where it is none from `lowest` on."""
+    """Return a count as an int, whatever library's number it is.
+
+    Raises:
+        BadInput: if it is no whole number from `lowest` on.
+    """
     number = None
     if not isinstance(value, bool | str):
         with contextlib.suppress(TypeError):
-            number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)  # type: ignore[arg-type]
+            if isinstance(value, float) and value.is_integer():
+                number = int(value)
+            else:
+                number = operator.index(value)  # type: ignore[arg-type]
     if number is None or not lowest <= number <= LARGEST_COUNT:
-        raise BadInput(f"{name} must be a whole number from {lowest} to {LARGEST_COUNT:g}, but is {shortened(value)}.")
+        raise BadInput(
+            f"{name} must be a whole number from {lowest} to {LARGEST_COUNT:g}, but is"
+            f" {shortened(value)}."
+        )
     return number
 
 
 def number(name: str, value: object) -> float:
-    """A quality as a float, whatever library's number it is. Raises BadInput where it is none."""
+    """Return a quality as a float, whatever library's number it is.
+
+    Raises:
+        BadInput: if it is no number.
+    """
     if not isinstance(value, bool | str):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             return float(value)  # type: ignore[arg-type]
     raise BadInput(f"{name} must be a number, but is {shortened(value)}.")
 
 
-def evaluation(quality: Quality, qualities: dict[str, object], count: object, step: int) -> EvalPoint:
-    """An evaluation: the quality by its name, others beside it, and what they are means over (None: not known). Raises
-    BadInput where the quality is missing or can't have such a value."""
+def evaluation(
+    quality: Quality,
+    qualities: dict[str, object],
+    count: object,
+    step: int,
+    *,
+    of_percent: str = "divide it by 100",
+) -> Reported:
+    """Return an evaluation that a script reported, checked.
+
+    Args:
+        quality: the quality of the target.
+        qualities: the reported values by name, with that of the target among them.
+        count: the number of examples or tokens that they are means over; None: not known.
+        step: the step after which the evaluation was made.
+        of_percent: the advice for a share that seems to be in percent.
+
+    Raises:
+        BadInput: if the quality is missing or can't have such a value.
+    """
     if quality.name not in qualities:
         got = ", ".join(qualities) or "nothing"
-        raise BadInput(f"a report must have {quality.name}, the quality of the target, but has {got}.")
+        raise BadInput(
+            f"a report must have {quality.name}, the quality of the target, but has {got}."
+        )
     for name in qualities:
         if not name.isprintable() or not 0 < len(name.strip()) <= 100:
-            raise BadInput(f"a quality's name must have 1 to 100 printable characters, but is {shortened(name)}.")
+            raise BadInput(
+                "a quality's name must have 1 to 100 printable characters, but is"
+                f" {shortened(name)}."
+            )
     values = {name: number(name, value) for name, value in qualities.items()}
     value, examples = values.pop(quality.name), 1 if count is None else whole("count", count, 1)
-    if fault := quality.beyond(value):
-        raise BadInput(f"{quality.name} {fault}.")
-    mean = quality.mean_of(value) if math.isfinite(value) else math.nan
-    point = EvalPoint.of(quality, mean * examples, examples, step=step, tokens=None)
-    finite = {name: other for name, other in values.items() if math.isfinite(other)}
-    return point.model_copy(update={"other_qualities": finite})
+    if problem := quality.beyond(value):
+        if quality.is_share and 1 < value <= 100:
+            problem += f"; is it in percent? Then {of_percent}, for {value / 100:g}"
+        raise BadInput(f"{quality.name} {problem}.")
+    others = {name: other for name, other in values.items() if math.isfinite(other)}
+    if not math.isfinite(value):
+        return Reported(step, None, None, examples, others)
+    total = quality.mean_of(value) * examples
+    return Reported(step, quality.value(total, examples), total, examples, others)
 
 
-def printed_evaluation(said: str, quality: Quality, steps: int) -> EvalPoint | None:
-    """Of the last line that is a JSON object with the quality in it, and `step` (else `steps`) and `count` where it has
-    them. Raises BadInput as `evaluation`."""
+def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reported]:
+    """Return the evaluation in the last line that is a JSON object with the quality.
+
+    The list is empty if there is none. The line may have `step` (else it is `steps`) and `count`.
+
+    Raises:
+        BadInput: as `evaluation`; and if that line can't be read, since an earlier one would be of
+            another evaluation.
+    """
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if sum(name == quality.name for name, _ in pairs) > 1:
+            raise BadInput(
+                f"a printed line must have {quality.name} once, but has it more than once."
+            )
+        return dict(pairs)
+
     for line in reversed(said.splitlines()):
-        with contextlib.suppress(ValueError, RecursionError):
-            printed = json.loads(line)
-            if isinstance(printed, dict) and quality.name in printed:
-                step = whole("step", printed.get("step", steps), 1)
-                return evaluation(quality, {quality.name: printed[quality.name]}, printed.get("count"), step)
-    return None
+        text = line.removeprefix("\ufeff").strip()
+        if not text.startswith("{"):
+            continue
+        try:
+            printed = json.loads(text, object_pairs_hook=object_of)
+        except (ValueError, RecursionError) as error:
+            if f'"{quality.name}"' in text:
+                why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+                raise BadInput(f"the printed line {shortened(text)} is no JSON: {why}.") from error
+            continue
+        if quality.name in printed:
+            step = whole("step", printed.get("step", steps), 1)
+            return [
+                evaluation(
+                    quality, {quality.name: printed[quality.name]}, printed.get("count"), step
+                )
+            ]
+    return []

@@ -1,4 +1,4 @@
-"""What frozen values are made of."""
+"""The types and the base class of frozen values."""
 
 import math
 from typing import Annotated, Any
@@ -14,24 +14,27 @@ def _checked(value: Any) -> Any:
     return value
 
 
-Given = Annotated[Scalar, BeforeValidator(_checked)]  # by a user; pydantic would name the first of the types only
+# A scalar that a user gives. Without the validator, pydantic's message would name only the first
+# type.
+Given = Annotated[Scalar, BeforeValidator(_checked)]
 
 
 class Frozen(BaseModel):
-    """A value: it can't be changed after it was made, and takes no field that it doesn't know."""
+    """A value that can't be changed after it was made, and takes no field that it doesn't know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-# Anything else in a record was not written by this program.
+# Bounds of numbers in records: this program writes no other numbers.
 Whole = Annotated[int, Field(ge=0, le=10**18)]
-Finite = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]  # sums of them are finite, too
+# sums of such numbers are finite, too
+Finite = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 
 
 class Spread(Frozen):
-    """Of two or more values."""
+    """The mean, the deviation and the range of two or more values."""
 
     mean: float
-    standard_deviation: float  # of a sample: n − 1
+    standard_deviation: float  # sample standard deviation, with n − 1
     lowest: float
     highest: float

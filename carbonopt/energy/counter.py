@@ -7,72 +7,101 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from carbonopt.core.errors import BEFORE_FIRST_TRIAL, MeasurementError, StudyInterrupted
-from carbonopt.core.study import IdlePower
+from carbonopt.core.errors import BEFORE_A_TRIAL, MeasurementError, StudyInterrupted
 from carbonopt.energy.hardware import Gpu, answering, open_gpus
+from carbonopt.spec.study_data import IdlePower
 
 _IDLE_WINDOWS, _IDLE_WINDOW_S = 5, 1.0
-_SHORTEST_WINDOW_S = 0.95  # ten ticks are a little less than a second as often as a little more
+# Below a second, since ten ticks are a little less than a second as often as a little more.
+_SHORTEST_WINDOW_S = 0.95
 _POLL_S = 0.002
-# A counter ticks every 0.1 s on an H200; one that stands still for so long is dead.
+# A counter ticks every 0.1 s on an H200; a counter that stands still for this long is dead.
 _DEAD_AFTER_S = 1.0
 _JOULES_PER_MJ = 1e-3
-# Twice what the largest GPU boards of 2026 are allowed; a counter that says more jumped.
+# Twice the power limit of the largest GPU boards of 2026; a counter that says more has jumped.
 _MOST_W = 3000.0
 
 
 class EnergyCounters:
-    """The energy counters of GPUs, in the order of their NVML indices as given. A reading takes 3 ms a GPU (H200,
-    driver 580), whatever CUDA_VISIBLE_DEVICES holds: NVML knows nothing of it. Raises as `check_gpus`."""
+    """The energy counters of GPUs, in the order of the given NVML indices.
+
+    A reading takes 3 ms a GPU (H200, driver 580). NVML ignores CUDA_VISIBLE_DEVICES. Constructing
+    the object raises what `check_gpus` raises.
+    """
 
     def __init__(self, indices: Sequence[int]) -> None:
         self.indices = tuple(indices)
-        self._nvml = ExitStack()  # open for many readings: opening takes longer than a reading
+        self._nvml = ExitStack()  # kept open, since opening NVML takes longer than a reading
         self._gpus = self._nvml.enter_context(open_gpus(indices))
         self._start_mj = self._read_mj()
         self._last_mj, self._last_s = self._start_mj, time.monotonic()
 
     def read(self) -> tuple[float, ...]:
-        """Joules that each GPU has used since this object was made, up to its counter's last tick. Raises a
-        MeasurementError if a GPU doesn't answer any more, or its counter has gone backwards or jumped."""
+        """Return the joules of each GPU since this object was made, up to its counter's last tick.
+
+        Raises MeasurementError if a GPU doesn't answer any more, or its counter has gone backwards
+        or jumped.
+        """
         now_mj, now_s = self._read_mj(), time.monotonic()
         most_mj = _MOST_W * 1000 * (now_s - self._last_s + _DEAD_AFTER_S)
         for index, before, now in zip(self.indices, self._last_mj, now_mj, strict=True):
             went = f"GPU {index} went from {before} to {now} mJ"
             if now < before:
-                why = "its driver was reloaded or the GPU was reset. The same command goes on with the study."
+                why = (
+                    "its driver was reloaded or the GPU was reset. The same command goes on with"
+                    " the study."
+                )
                 raise MeasurementError(f"an energy counter only grows, but that of {went}: {why}")
             if now - before > most_mj:
                 within = f"within {now_s - self._last_s:.1f} s. Take another GPU."
-                raise MeasurementError(f"no GPU draws {_MOST_W:g} W, but the counter of {went} {within}")
+                raise MeasurementError(
+                    f"no GPU draws {_MOST_W:g} W, but the counter of {went} {within}"
+                )
         self._last_mj, self._last_s = now_mj, now_s
-        return tuple((now - start) * _JOULES_PER_MJ for start, now in zip(self._start_mj, now_mj, strict=True))
+        return tuple(
+            (now - start) * _JOULES_PER_MJ
+            for start, now in zip(self._start_mj, now_mj, strict=True)
+        )
 
     def utilisation(self, first: int | None = None) -> float | None:
-        """The share of NVML's last sampling period in which a kernel ran, mean of the GPUs, or of so many `first` ones;
-        None where one of them doesn't tell. That is no error: no figure of energy depends on it."""
+        """Return the share of NVML's last sampling period in which a kernel ran.
+
+        It is the mean of the GPUs, or of the first `first` ones. If one of them doesn't answer, it
+        is None, not an error, since no figure of energy depends on it.
+        """
         gpus = self._gpus[:first]
-        rates = self._told(
-            lambda gpu: getattr(gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle), "gpu", None), 0, 100, gpus
+        rates = self._mean_answer(
+            lambda gpu: getattr(gpu.nvml.nvmlDeviceGetUtilizationRates(gpu.handle), "gpu", None),
+            0,
+            100,
+            gpus,
         )
         return None if rates is None else rates / 100
 
     def temperature_c(self) -> float | None:
-        """Mean of the GPUs; None where one of them doesn't tell, which is no error, as in `utilisation`."""
+        """Return the mean temperature of the GPUs; None where one of them doesn't answer."""
         coldest_c, hottest_c = -50, 200
         sensor = 0  # NVML_TEMPERATURE_GPU, the only one
-        return self._told(lambda gpu: gpu.nvml.nvmlDeviceGetTemperature(gpu.handle, sensor), coldest_c, hottest_c)
+        return self._mean_answer(
+            lambda gpu: gpu.nvml.nvmlDeviceGetTemperature(gpu.handle, sensor), coldest_c, hottest_c
+        )
 
-    def _told(
-        self, ask: Callable[[Gpu], Any], lowest: int, highest: int, gpus: Sequence[Gpu] | None = None
+    def _mean_answer(
+        self,
+        ask: Callable[[Gpu], Any],
+        lowest: int,
+        highest: int,
+        gpus: Sequence[Gpu] | None = None,
     ) -> float | None:
-        """Mean of whole numbers within these limits, one of each of these GPUs, or of all."""
+        """Return the mean of the GPUs' answers; None if one is missing or outside the limits."""
         try:
             with answering():
                 answers = [ask(gpu) for gpu in gpus or self._gpus]
         except MeasurementError:
             return None
-        known = [answer for answer in answers if isinstance(answer, int) and lowest <= answer <= highest]
+        known = [
+            answer for answer in answers if isinstance(answer, int) and lowest <= answer <= highest
+        ]
         return statistics.fmean(known) if known and len(known) == len(answers) else None
 
     def close(self) -> None:
@@ -83,30 +112,46 @@ class EnergyCounters:
             return tuple(gpu.energy_mj() for gpu in self._gpus)
 
 
-def measure_idle(counters: EnergyCounters, interrupted: Callable[[], bool]) -> tuple[IdlePower, ...]:
-    """The power of each GPU while nothing runs on it: five windows of a second, cut where its counter ticks. The caller
-    sees to it that the GPUs are idle: one that holds a CUDA context draws more (H200: 124 W against 80 W).
+def measure_idle(
+    counters: EnergyCounters, interrupted: Callable[[], bool]
+) -> tuple[IdlePower, ...]:
+    """Measure the power of each idle GPU in five windows of a second, cut at its counter's ticks.
+
+    The caller must keep the GPUs idle: a GPU that holds a CUDA context draws more (H200: 124 W
+    against 80 W).
 
     Raises:
         MeasurementError: if a counter stands still.
-        StudyInterrupted: as soon as `interrupted` says so.
+        StudyInterrupted: as soon as `interrupted` returns true.
     """
-    ticks: list[list[tuple[float, float]]] = [[] for _ in counters.indices]  # seconds, joules; by GPU
+    # Seconds and joules at each tick, by GPU.
+    ticks: list[list[tuple[float, float]]] = [[] for _ in counters.indices]
     began, last_j = time.monotonic(), counters.read()
     wanted_s = _IDLE_WINDOWS * _IDLE_WINDOW_S
-    while not all(gpu_ticks and gpu_ticks[-1][0] - gpu_ticks[0][0] >= wanted_s for gpu_ticks in ticks):
+    while not all(
+        gpu_ticks and gpu_ticks[-1][0] - gpu_ticks[0][0] >= wanted_s for gpu_ticks in ticks
+    ):
         if interrupted():
-            raise StudyInterrupted(BEFORE_FIRST_TRIAL)
+            raise StudyInterrupted(BEFORE_A_TRIAL)
         now_s, now_j = time.monotonic(), counters.read()
-        for index, gpu_ticks, before, energy_j in zip(counters.indices, ticks, last_j, now_j, strict=True):
+        for index, gpu_ticks, before, energy_j in zip(
+            counters.indices, ticks, last_j, now_j, strict=True
+        ):
             if energy_j != before:
                 gpu_ticks.append((now_s, energy_j))
             elif now_s - (gpu_ticks[-1][0] if gpu_ticks else began) > _DEAD_AFTER_S:
-                still = f"stood still for {_DEAD_AFTER_S:g} s. Look at what `carbonopt doctor` says."
-                raise MeasurementError(f"a running GPU uses energy, but the counter of GPU {index} {still}")
+                still = (
+                    f"stood still for {_DEAD_AFTER_S:g} s. Look at what `carbonopt doctor` says."
+                )
+                raise MeasurementError(
+                    f"a running GPU uses energy, but the counter of GPU {index} {still}"
+                )
         last_j = now_j
         time.sleep(_POLL_S)
-    return tuple(_idle_power(index, gpu_ticks) for index, gpu_ticks in zip(counters.indices, ticks, strict=True))
+    return tuple(
+        _idle_power(index, gpu_ticks)
+        for index, gpu_ticks in zip(counters.indices, ticks, strict=True)
+    )
 
 
 def _idle_power(index: int, ticks: list[tuple[float, float]]) -> IdlePower:

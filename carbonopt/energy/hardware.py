@@ -1,4 +1,4 @@
-"""What the machine is made of, and whether the GPUs that a study asks for are there."""
+"""The machine's hardware, and its GPUs as NVML sees them."""
 
 import platform
 import re
@@ -12,12 +12,13 @@ from typing import Any, Literal, TypeVar
 import psutil
 
 from carbonopt.core.errors import BadInput, MeasurementError
-from carbonopt.core.study import Hardware
 from carbonopt.core.units import BYTES_PER_GIB
+from carbonopt.spec.study_data import Hardware
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_INSTEAD = "to run on the CPU, set launch.gpus: []"
-# The older package pynvml puts a module of the same name, which answers in bytes, over nvidia-ml-py's.
+# The older package pynvml replaces nvidia-ml-py's module by one of the same name that answers in
+# bytes.
 REINSTALL_NVML = "pip uninstall -y pynvml; pip install --force-reinstall nvidia-ml-py"
 
 Answer = TypeVar("Answer")
@@ -25,14 +26,17 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, while NVML is open."""
+    """A GPU that can be asked while NVML is open."""
 
     nvml: ModuleType
     index: int
     handle: Any
 
     def ask(self, kind: type[Answer], question: str, words: str) -> Answer:
-        """The answer to nvmlDeviceGet{question}; raises NVMLError, and MeasurementError as `_expect`."""
+        """Return the answer to nvmlDeviceGet{question}.
+
+        Raises NVMLError, and MeasurementError for an answer of another kind.
+        """
         answer = getattr(self.nvml, f"nvmlDeviceGet{question}")(self.handle)
         return _expect(kind, answer, f"the {words} of GPU {self.index}")
 
@@ -40,18 +44,28 @@ class Gpu:
         return self.ask(int, "TotalEnergyConsumption", "energy")
 
     def memory_gib(self, part: Literal["total", "used"]) -> float | None:
-        """None: it shares the host's memory. What is used is without what the driver reserves. Raises as `ask`."""
+        """Return the total or used memory; None for a GPU that shares the host's memory.
+
+        Used memory is without the driver's reserve. Raises what `ask` raises.
+        """
         try:
-            # The first version of this call, which old drivers have alone, counts what the driver reserves as used.
+            # The first version of this call, the only one in old drivers, counts the driver's
+            # reserve as used.
             version = (self.nvml.nvmlMemory_v2,) if part == "used" else ()
             memory = self.nvml.nvmlDeviceGetMemoryInfo(self.handle, *version)
         except self.nvml.NVMLError_NotSupported:
             return None
-        return _expect(int, getattr(memory, part), f"the memory ({part}) of GPU {self.index}") / BYTES_PER_GIB
+        return (
+            _expect(int, getattr(memory, part), f"the memory ({part}) of GPU {self.index}")
+            / BYTES_PER_GIB
+        )
 
 
 def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
-    """This machine, with the GPUs of these NVML indices (none: a study on the CPU). Raises as `check_gpus`."""
+    """Describe this machine with the GPUs of these NVML indices (none: a study on the CPU).
+
+    Raises what `check_gpus` raises.
+    """
     with open_gpus(gpu_indices) as gpus:
         version = gpus[0].nvml.nvmlSystemGetDriverVersion() if gpus else None
         memory_gib = [gib for gpu in gpus if (gib := gpu.memory_gib("total")) is not None]
@@ -67,21 +81,30 @@ def describe_hardware(gpu_indices: Sequence[int]) -> Hardware:
 
 
 def check_gpus(indices: Sequence[int]) -> None:
-    """Raises BadInput if there is no NVIDIA driver, an index is unknown, or a GPU has no energy counter. Asking for
-    none is fine anywhere."""
+    """Raise BadInput if the driver, one of the GPUs or a GPU's energy counter is missing.
+
+    Without indices, nothing is checked.
+    """
     with open_gpus(indices):
         pass
 
 
 def gpu_uuids(indices: Sequence[int]) -> tuple[str, ...]:
-    """The UUIDs of these GPUs, in the order given, by which also CUDA knows them. Raises as `check_gpus`."""
+    """Return the UUIDs of these GPUs, in the given order; CUDA uses the same ones.
+
+    Raises what `check_gpus` raises.
+    """
     with open_gpus(indices) as gpus:
         return tuple(gpu.ask(str, "UUID", "UUID") for gpu in gpus)
 
 
 def permitted_gpus(visible: str | None) -> tuple[int, ...]:
-    """NVML's indices of the GPUs that this process may use: those that `visible`, CUDA_VISIBLE_DEVICES, names by index
-    or UUID, or those that a cgroup lets it open, where CUDA counts from 0 again. Raises as `open_gpus`."""
+    """Return the NVML indices of the GPUs that this process may use.
+
+    They are the GPUs that `visible`, the value of CUDA_VISIBLE_DEVICES, names by index or UUID, or
+    those that a cgroup lets this process open, where CUDA counts from 0 again. Raises what
+    `open_gpus` raises.
+    """
     with _nvml() as (nvml, count):
         permitted = {}
         for index in range(count):
@@ -90,14 +113,20 @@ def permitted_gpus(visible: str | None) -> tuple[int, ...]:
     named = [name.strip() for name in visible.split(",") if name.strip()] if visible else []
     if not named or len(permitted) <= len(named):
         return tuple(permitted)
-    by_name = {**{str(index): index for index in permitted}, **{uuid: index for index, uuid in permitted.items()}}
+    by_name = {
+        **{str(index): index for index in permitted},
+        **{uuid: index for index, uuid in permitted.items()},
+    }
     return tuple(by_name[name] for name in named if name in by_name)
 
 
 @contextmanager
 def open_gpus(indices: Sequence[int] | None) -> Iterator[tuple[Gpu, ...]]:
-    """The GPUs of these NVML indices, in that order, for as long as the block lasts; for none NVML is left alone. With
-    None: all that it sees, without a look at their counters. Raises as `check_gpus` and `answering`."""
+    """Open the GPUs of these NVML indices, in that order, for as long as the context lasts.
+
+    Without indices, NVML isn't used. With None, all GPUs are opened, and their counters aren't
+    checked. Raises what `check_gpus` and `answering` raise.
+    """
     if indices is not None and not indices:
         yield ()
         return
@@ -115,7 +144,10 @@ def open_gpus(indices: Sequence[int] | None) -> Iterator[tuple[Gpu, ...]]:
 
 @contextmanager
 def _nvml() -> Iterator[tuple[ModuleType, int]]:
-    """NVML, open, and how many GPUs it counts. Raises BadInput if NVIDIA's driver can't be reached."""
+    """Open NVML, and yield it with the number of GPUs that it counts.
+
+    Raises BadInput if NVIDIA's driver can't be reached.
+    """
     import pynvml
 
     try:
@@ -133,7 +165,10 @@ def _nvml() -> Iterator[tuple[ModuleType, int]]:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Raises a MeasurementError for a driver that has answered before and doesn't any more; its cause is NVML's."""
+    """Turn NVML's errors within the context into MeasurementError.
+
+    They come from a driver that has answered before and doesn't any more.
+    """
     import pynvml
 
     try:
@@ -147,23 +182,28 @@ def _check_counter(gpu: Gpu) -> None:
     try:
         gpu.energy_mj()
     except gpu.nvml.NVMLError as error:
-        # CodeCarbon would integrate polled power instead, which samples a quarter of the time on A100 and H100
-        # (arXiv 2312.02741).
-        must = f"GPU {gpu.index} ({gpu.ask(str, 'Name', 'name')}) must have an energy counter, but NVML says: {error}"
+        # CodeCarbon would integrate polled power instead, which samples a quarter of the time on
+        # A100 and H100 (arXiv 2312.02741).
+        must = (
+            f"GPU {gpu.index} ({gpu.ask(str, 'Name', 'name')}) must have an energy counter, but"
+            f" NVML says: {error}"
+        )
         have = "NVIDIA GPUs since Volta have one, MIG slices don't"
         raise BadInput(f"{must}; {have}. Take another GPU; {_CPU_INSTEAD}.") from error
 
 
 def _expect(kind: type[Answer], answer: object, what: str) -> Answer:
-    """An answer that is what NVML promises, and no None, NaN or bytes; else raises MeasurementError."""
+    """Return an answer of NVML if it is of the promised type; else raise MeasurementError."""
     if not isinstance(answer, kind):
         why = f"another package may lie over nvidia-ml-py. Type: {REINSTALL_NVML}"
-        raise MeasurementError(f"NVML must give {what} as {kind.__name__}, but gave {answer!r}: {why}")
+        raise MeasurementError(
+            f"NVML must give {what} as {kind.__name__}, but gave {answer!r}: {why}"
+        )
     return answer
 
 
 def cpu_model() -> str | None:
-    """As Linux names it; None where it doesn't, as on ARM."""
+    """Return Linux's name of the CPU; None where it has none, as on ARM."""
     text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.exists() else ""
     model = re.search(r"^model name[ \t]*:[ \t]*(\S.*)", text, re.MULTILINE)
     return model[1].strip() if model else None

@@ -1,11 +1,14 @@
-"""What works for a study on one of its machines: it owns the ranks there, what they are forked from, and the meter.
+"""The agent: the process that works for a study on one of several machines.
 
     python -m carbonopt.engines.agent
 
-The study starts one on each machine, by ssh or srun (see `carbonopt.engines.nodes`), and asks it for what
-`LocalEngine`, `WorkProcesses` and a meter do: a line of JSON on standard input for each, answered by one on standard
-output. Standard input is its lifeline: when that is closed, because the study has ended or was killed, or its machine
-is gone, the agent ends at once, and its guards end the ranks.
+It owns the ranks on its machine, the process that they are forked from, and the meter.
+
+The study starts one agent on each machine, with ssh or srun (see `carbonopt.engines.nodes`), and
+sends it requests for what `LocalEngine`, `WorkProcesses` and a meter do: one line of JSON on
+standard input for each, answered by one line on standard output. Standard input is the agent's
+lifeline: when it is closed, because the study has ended or was killed, or its machine is gone, the
+agent ends at once, and its guards end the ranks.
 """
 
 import contextlib
@@ -27,27 +30,29 @@ import psutil
 from pydantic_core import to_jsonable_python
 
 import carbonopt
-from carbonopt.core.config import StudyConfig
 from carbonopt.core.errors import BadInput, CarbonoptError
-from carbonopt.core.trial import Phase, StopReason, TrialSpec
-from carbonopt.energy.meter import Reading
+from carbonopt.core.trial import Phase, StopReason
+from carbonopt.energy.meter_reading import Reading
+from carbonopt.engines.agent_protocol import BEGINS, DEAD_AFTER_S
+from carbonopt.engines.kinds import ENGINES
 from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.process.environment import Ranks, free_port
 from carbonopt.engines.process.processes import WorkProcesses
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
 
-BEGINS = b"carbonopt agent"  # its first line: a shell may have said something before
-ALIVE_EVERY_S, DEAD_AFTER_S = 10.0, 90.0
-_SEEN_WITHIN_S = 30.0  # on another machine a new file is: NFS looks again every 3 to 30 s
+# Time until a new file is seen on another machine: NFS looks again every 3 to 30 s.
+_SEEN_WITHIN_S = 30.0
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class Agent:
-    """Its public methods are what the study can ask for, with what they are given in JSON."""
+    """The requests that a study can send: one public method each, with its arguments in JSON."""
 
     def __init__(self) -> None:
         self.interrupted = threading.Event()
-        self.warnings: list[str] = []  # since the last answer
+        self.warnings: list[str] = []  # warnings since the last answer
         self._engine: LocalEngine
         self._trial: WorkProcesses | None = None
         self._prepares_data = False
@@ -59,7 +64,7 @@ class Agent:
         self._prepares_data = anything
 
     def hello(self, environment: dict[str, str]) -> dict[str, Any]:
-        """`environment`: variables of the command's that all that is started here has, too."""
+        """Take over environment variables of the study's command and describe this machine."""
         os.environ.update(environment)
         return {"version": carbonopt.__version__, "address": _own_address()}
 
@@ -75,17 +80,19 @@ class Agent:
         address: str,
         prepares: bool,
     ) -> dict[str, Any]:
-        """As an engine's.
+        """Begin as an engine does (see `Engine.begin`) and describe this machine's devices.
 
         Args:
-            config: of the study as it is on this machine alone; `slot`: of its launch.
-            world_size: of a trial that leaves no device idle, on all its machines.
-            root: the study's folder; `mark`: a file in it that was made a moment ago.
-            name: by which the study calls this machine.
-            address: of the machine that has rank 0.
+            config: the study's configuration on this machine alone.
+            slot: the number of the launch's slot that this agent uses.
+            world_size: the world size of a trial that uses all devices of all its machines.
+            root: the study's folder.
+            name: the study's name for this machine.
+            mark: the name of a file in the study's folder that was made a moment ago.
+            fingerprint: the fingerprint of all that the prepared data depends on.
+            address: the address of the machine that has rank 0.
+            prepares: whether this agent prepares the data.
         """
-        from carbonopt.engines.kinds import ENGINES
-
         paths = StudyPaths(Path(root), name)
         self._check_sees(paths.root / mark)
         os.environ.setdefault(_INTERFACE, _interface_to(address))
@@ -93,13 +100,25 @@ class Agent:
         assert isinstance(engine, LocalEngine)
         self._engine = engine
         engine.world_size = world_size
-        # By which two agents on a machine find each other, and so do two names of it; jobs of Slurm may share it.
+        # A name by which two agents on one machine notice each other, also under two names of the
+        # machine. Slurm jobs on different cores may share a machine.
         cores = sorted(os.sched_getaffinity(0))
-        engine.shared_names = (f"the CPU of {socket.gethostname()} (cores {cores[0]} to {cores[-1]})",)
+        engine.shared_names = (
+            f"the CPU of {socket.gethostname()} (cores {cores[0]} to {cores[-1]})",
+        )
         engine.begin(paths, fingerprint, self, self.interrupted.is_set, prepares=prepares)
         meter = engine.meter
-        told = {"devices": engine.devices, "hardware": engine.hardware, "prepares_data": self._prepares_data}
-        return {**told, "energy_source": meter.energy_source, "models": meter.models, "idle": meter.idle}
+        begun = {
+            "devices": engine.devices,
+            "hardware": engine.hardware,
+            "prepares_data": self._prepares_data,
+        }
+        return {
+            **begun,
+            "energy_source": meter.energy_source,
+            "models": meter.models,
+            "idle": meter.idle,
+        }
 
     def _check_sees(self, mark: Path) -> None:
         deadline = time.monotonic() + _SEEN_WITHIN_S
@@ -110,7 +129,7 @@ class Agent:
             time.sleep(0.1)
 
     def ranks(self, ranks: dict[str, Any]) -> None:
-        """Those of the next trial that are this machine's."""
+        """Set which ranks of the next trial run on this machine."""
         own = Ranks.model_validate(ranks)
         self._engine.launcher.ranks_of = lambda _: own
 
@@ -132,7 +151,11 @@ class Agent:
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         assert self._trial is not None
         event = self._trial.receive(timeout_s)
-        return None if event is None else {"event": type(event).__name__, **event.model_dump(mode="json")}
+        return (
+            None
+            if event is None
+            else {"event": type(event).__name__, **event.model_dump(mode="json")}
+        )
 
     def answer(self, stop: str | None) -> None:
         assert self._trial is not None
@@ -159,12 +182,24 @@ class Agent:
         taken = self._engine.meter.take(*map(Phase, phases))
         return {phase.value: _own(reading) for phase, reading in taken.items()}
 
+    def move(self, part: dict[str, Any], source: str, target: str) -> None:
+        meter = self._engine.meter
+        whole = Reading.model_validate(part)
+        # The meter's sums are by node, too, and the agent's engine has one node.
+        own = whole.model_copy(
+            update={"nodes": dict.fromkeys(meter.running(Phase(source)).nodes, whole)}
+        )
+        meter.move(own, Phase(source), Phase(target))
+
     def outer(self) -> Reading:
         return _own(self._engine.meter.outer())
 
     def account(self, phases: list[str]) -> dict[str, Any]:
         parts, outer = self._engine.meter.account(*map(Phase, phases))
-        return {"parts": {phase.value: _own(part) for phase, part in parts.items()}, "outer": _own(outer)}
+        return {
+            "parts": {phase.value: _own(part) for phase, part in parts.items()},
+            "outer": _own(outer),
+        }
 
     def close_meter(self) -> None:
         self._engine.meter.close()
@@ -175,46 +210,59 @@ class Agent:
 
 
 def _own_address() -> str:
-    """By which other machines reach this one: by ssh that by which it was reached, unless it was from itself."""
+    """Return the address by which other machines reach this one.
+
+    After a login by ssh it is the address that ssh used, unless that is a loopback address.
+    """
     reached = os.environ.get("SSH_CONNECTION", "").split()
     if len(reached) != 4:
         return socket.gethostname()
     if not ipaddress.ip_address(reached[2].partition("%")[0]).is_loopback:
         return reached[2]
     up = {name for name, status in psutil.net_if_stats().items() if status.isup}
-    entries = [entry for name, all_of in psutil.net_if_addrs().items() if name in up for entry in all_of]
+    entries = [
+        entry for name, all_of in psutil.net_if_addrs().items() if name in up for entry in all_of
+    ]
     addresses = [entry.address for entry in entries if entry.family == socket.AF_INET]
     return next((own for own in addresses if not ipaddress.ip_address(own).is_loopback), reached[2])
 
 
 def _own(reading: Reading) -> Reading:
-    """Of this one machine, which need not be named in it."""
+    """Return a reading without its parts by node, since it is of this one machine."""
     return reading.model_copy(update={"nodes": {}})
 
 
 def _interface_to(address: str) -> str:
-    """The network interface by which this machine reaches another one, or itself by that name: gloo would take the
-    address of its own host name, which on Debian is a loopback's. Raises CarbonoptError for an unknown name."""
+    """Return the network interface by which this machine reaches an address, also its own.
+
+    Gloo alone would take the address of its own host name, which on Debian is a loopback address.
+    Raises CarbonoptError for an unknown name.
+    """
     try:
         family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:  # nothing is sent
             probe.connect(place)
             own = probe.getsockname()[0]
     except OSError as error:
-        raise CarbonoptError(f"{address}, which has rank 0, can't be reached: {error.strerror}.") from error
+        raise CarbonoptError(
+            f"{address}, which has rank 0, can't be reached: {error.strerror}."
+        ) from error
     named: dict[str, str] = {
-        entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
+        entry.address.partition("%")[0]: name
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
     }
     return named.get(own, "lo")
 
 
 def _requests(interrupted: threading.Event) -> Iterator[dict[str, Any]]:
-    """What the study asks for, until it is gone: then this process is, whatever it does."""
+    """Yield the study's requests; when the study is gone, end this process, whatever it does."""
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def hear() -> None:
         unread = b""
-        # The study says every ALIVE_EVERY_S that it lives: the network may be gone, and its end is not heard then.
+        # The study says every ALIVE_EVERY_S that it is alive. When the network is gone, its end
+        # can't be noticed otherwise.
         while select.select([sys.stdin.fileno()], [], [], DEAD_AFTER_S)[0]:
             if not (data := os.read(sys.stdin.fileno(), 65536)):
                 break
@@ -239,12 +287,13 @@ def _answered(do: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    # Who ends a job signals all its processes (Slurm): the study says how this one ends.
+    # Slurm ends a job by signalling all its processes; here the study decides how this one ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, which all that is started shall ignore, too
+    # Slurm's warning before the time limit; all that is started here inherits that it is ignored.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     with contextlib.ExitStack() as files:
-        # What else this process prints goes to its log.
+        # Standard output is for answers alone; other output of this process goes to its log.
         answers = files.enter_context(os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         answers.write(BEGINS + b"\n")

@@ -1,19 +1,22 @@
-"""Trials over the machines of a hostfile, on each of which ssh starts an agent.
+"""Engine for trials over the machines of a hostfile; ssh starts an agent on each.
 
-DeepSpeed's own launcher reads the same file, but leaves its ranks alive where it is killed. Who may log in where, with
-which key and from which port, is ssh's configuration; nothing is asked for on the way."""
+DeepSpeed's own launcher reads the same file, but leaves its ranks alive when it is killed. Users,
+keys and ports are set in ssh's configuration; nothing is asked for while connecting.
+"""
 
 import os
 import shlex
 import shutil
 from pathlib import Path
 
-from carbonopt.core.config import HostfileLaunch, StudyConfig
 from carbonopt.core.errors import BadInput
-from carbonopt.core.space import SearchSpace
 from carbonopt.engines.nodes import NodesEngine, agent_program
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.launch_settings import HostfileLaunch
+from carbonopt.spec.study_config import StudyConfig
 
-# Of this command's environment the agents have what begins so; the rest is what ssh gives them on their machine.
+# Agents receive this command's environment variables with these prefixes; ssh gives them the rest
+# on their machine.
 PASSED = (
     "CARBONOPT_",
     "CUDA_",
@@ -46,12 +49,17 @@ class HostfileEngine(NodesEngine):
 
     def _programs(self) -> list[tuple[str, list[str]]]:
         assert isinstance(self._launch, HostfileLaunch)
-        # The same Python in the same folder: a study's files have the same names on all machines. What it finds its
-        # modules by stands here, all else is sent to it: others can see a command line.
+        # The same Python in the same folder: a study's files have the same names on all machines.
+        # Only PYTHONPATH, which finds the modules, is on the command line, which others can see;
+        # the other variables are sent to the agent.
         path = [f"PYTHONPATH={os.environ['PYTHONPATH']}"] if "PYTHONPATH" in os.environ else []
-        command = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*path, *agent_program()])}"
+        command = (
+            f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*path, *agent_program()])}"
+        )
         options = [text for name, value in _SSH.items() for text in ("-o", f"{name}={value}")]
-        return [(host.name, ["ssh", "-T", *options, host.name, command]) for host in self._launch.hosts]
+        return [
+            (host.name, ["ssh", "-T", *options, host.name, command]) for host in self._launch.hosts
+        ]
 
     def _passed(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name.startswith(PASSED)}

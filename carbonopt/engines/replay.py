@@ -1,5 +1,7 @@
-"""Trials from a table of recorded runs: the recorded curve and energy, in no time. It is how search strategies are
-compared, and how the whole pipeline runs where there is no GPU."""
+"""Engine that replays trials from a table of recorded runs: the recorded curve and energy, at once.
+
+It serves to compare search strategies, and to run the whole pipeline without a GPU.
+"""
 
 import math
 from collections.abc import Generator
@@ -9,49 +11,59 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from carbonopt.core.config import Choices, Fixed, Frozen, ReplayLaunch, StudyConfig
-from carbonopt.core.dimensions import SEARCHED, TrialParams
-from carbonopt.core.errors import BadInput, first_fault, shortened
+from carbonopt.core.dimensions import DIMENSION_NAMES, TrialParams
+from carbonopt.core.errors import BadInput, first_error, shortened
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
 from carbonopt.core.files import read_text
 from carbonopt.core.quality import Quality
-from carbonopt.core.space import SearchSpace
-from carbonopt.core.trial import EvalPoint, Phase, StopReason, TrialSpec
+from carbonopt.core.trial import EvalPoint, Phase, StopReason
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.core.values import Given, Scalar, Whole
-from carbonopt.energy.meter import ReplayMeter
-from carbonopt.engines.base import Engine
+from carbonopt.energy.replay_meter import ReplayMeter
+from carbonopt.engines.engine import Engine
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.base_settings import Settings
+from carbonopt.spec.launch_settings import ReplayLaunch
+from carbonopt.spec.space_settings import Choices, Fixed
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.trial_spec import TrialSpec
 
 _MAX_MIB = 1024
-# Between two evaluations a recorded run reports so often; a cap is then noticed within that share of the stretch.
+# Progress reports between two evaluations of a recorded run: a cap is noticed within a tenth of the
+# steps between them.
 PROGRESS_REPORTS = 10
 
 
-class RecordedEval(Frozen):
-    """Either the mean negative log-likelihood over the target tokens, in nats, or the mean that another quality is made
-    of (its sum ÷ its count) and that count, by which the search knows how much it tells."""
+class RecordedEval(Settings):
+    """One evaluation of a recorded run.
+
+    It has either `nll`, the mean negative log-likelihood over the target tokens in nats, or `mean`
+    (sum ÷ count) of another quality with its `count`, which tells the search how certain the mean
+    is.
+    """
 
     step: int = Field(ge=1, le=10**12)
-    nll: Annotated[float, Field(ge=0, allow_inf_nan=True)] | None = None  # infinite where it diverged
+    # Infinite where the run diverged.
+    nll: Annotated[float, Field(ge=0, allow_inf_nan=True)] | None = None
     mean: Annotated[float, Field(allow_inf_nan=True)] | None = None
     count: int = Field(default=1, ge=1, le=10**18)
 
     one_of = ("nll", "mean")
 
-    def faults(self) -> dict[str, bool]:
+    def violations(self) -> dict[str, bool]:
         no_count = self.mean is not None and "count" not in self.model_fields_set
         return {"must have count, of examples, beside mean": no_count}
 
     @property
     def total(self) -> float:
-        """Sum over `count`."""
+        """The sum over `count` examples or tokens."""
         mean = self.mean if self.nll is None else self.nll
         assert mean is not None
         return mean * self.count
 
 
-class RecordedRun(Frozen):
-    """One line of a table."""
+class RecordedRun(Settings):
+    """One recorded run: a line of the table."""
 
     params: dict[str, Given] = Field(min_length=1)
     seed: Whole = 0
@@ -63,7 +75,7 @@ class RecordedRun(Frozen):
 
 
 class ReplayEngine(Engine):
-    """Trials from the table that `launch.table` names."""
+    """Engine that replays trials from the table that `launch.table` names."""
 
     max_power_w = 0.0
     meter: ReplayMeter
@@ -87,18 +99,25 @@ class ReplayEngine(Engine):
         return rows
 
     def check(self, space: SearchSpace) -> None:
-        """Refuses a table that can't be read, and a space with a configuration that was not recorded, naming the
-        nearest rows."""
+        """Raise BadInput for an unreadable table or a configuration that was not recorded.
+
+        The message for a configuration names the nearest rows.
+        """
         recorded = self._runs[0].params
         for name, domain in self._space.domains().items():
             if name not in recorded and not isinstance(domain, Fixed):
                 over = f"the table {self._path} was recorded over {', '.join(recorded)} only"
                 raise BadInput(f"search.space.{name}: {over}; leave this dimension out.")
             if name in recorded and not isinstance(domain, Choices | Fixed):
-                raise BadInput(f"search.space.{name}: a replay needs choices, because the table holds single points.")
+                raise BadInput(
+                    f"search.space.{name}: a replay needs choices, because the table holds single"
+                    " points."
+                )
         for name in recorded:
             if self._space[name] is None:
-                raise BadInput(f"search.space.{name} is missing; the table {self._path} was recorded over it.")
+                raise BadInput(
+                    f"search.space.{name} is missing; the table {self._path} was recorded over it."
+                )
         if space.combinations is None:
             why = f"{self._path} holds single points"
             raise BadInput(f"a replay needs choices in every dimension of search.space; {why}.")
@@ -106,7 +125,7 @@ class ReplayEngine(Engine):
             self._find(space.params(values), 0)
 
     def seed(self, seed: int, params: TrialParams) -> int:
-        """The seed of the run that this configuration will be given: the one asked for, where it was recorded."""
+        """Return the seed of the run that will be replayed: `seed`, if it was recorded."""
         return self._find(params, seed).seed
 
     def start(self, spec: TrialSpec, log: Path) -> "ReplayedTrial":
@@ -118,19 +137,24 @@ class ReplayEngine(Engine):
     def _find(self, params: TrialParams, seed: int) -> RecordedRun:
         wanted = {key: getattr(params, key) for key in self._runs[0].params}
         rows = self._by_params.get(tuple(wanted.values())) or [
-            run for run in self._runs if all(_apart(run.params[key], wanted[key]) < 1e-9 for key in wanted)
+            run
+            for run in self._runs
+            if all(_apart(run.params[key], wanted[key]) < 1e-9 for key in wanted)
         ]
         if not rows:
             by_distance = sorted(
-                self._runs, key=lambda run: math.fsum(_apart(run.params[key], wanted[key]) for key in wanted)
+                self._runs,
+                key=lambda run: math.fsum(_apart(run.params[key], wanted[key]) for key in wanted),
             )
             nearest = "; ".join(_text(run.params) for run in by_distance[:3])
-            raise BadInput(f"the table {self._path} has no run of {_text(wanted)}; the nearest are: {nearest}.")
+            raise BadInput(
+                f"the table {self._path} has no run of {_text(wanted)}; the nearest are: {nearest}."
+            )
         return min(rows, key=lambda run: (run.seed != seed, run.seed))
 
 
 class ReplayedTrial:
-    """Speaks as a trial's processes do, from the record."""
+    """A running trial whose events come from a recorded run. Implements `RunningTrial`."""
 
     def __init__(self, run: RecordedRun, quality: Quality, meter: ReplayMeter, log: Path) -> None:
         self.log, self._quality, self._meter = log, quality, meter
@@ -141,6 +165,9 @@ class ReplayedTrial:
 
     def answer(self, stop: StopReason | None = None) -> None:
         self._stopped = stop is not None
+
+    def cpu_seconds(self) -> None:
+        """Return None, since nothing is trained."""
 
     def end(self) -> None:
         self._events.close()
@@ -162,7 +189,9 @@ class ReplayedTrial:
                     yield Progress(step=done, total_steps=run.total_steps)
             yield PhaseChanged(phase=Phase.EVAL)
             self._meter.advance(Phase.EVAL, kwh_from_joules(run.joules_per_eval), 0.0)
-            point = EvalPoint.of(self._quality, recorded.total, recorded.count, step=recorded.step, tokens=None)
+            point = EvalPoint.of(
+                self._quality, recorded.total, recorded.count, step=recorded.step, tokens=None
+            )
             yield Evaluated(point=point, total_steps=run.total_steps)
             if self._stopped:
                 return
@@ -171,9 +200,12 @@ class ReplayedTrial:
 
 
 def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
-    """The runs of a table of this quality. Raises a BadInput with the line's number and what is wrong with it."""
+    """Read the recorded runs of a table, for this quality.
+
+    Raises BadInput with the number of a wrong line and what is wrong with it.
+    """
     runs: list[RecordedRun] = []
-    numbers: dict[tuple[Any, ...], int] = {}  # of lines, by configuration and seed
+    numbers: dict[tuple[Any, ...], int] = {}  # line numbers by configuration and seed
     for number, line in enumerate(read_text(path, "launch.table", _MAX_MIB).splitlines(), start=1):
         if not line.strip():
             continue
@@ -181,12 +213,14 @@ def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
         try:
             runs.append(RecordedRun.model_validate_json(line, strict=True))
         except ValidationError as error:
-            raise BadInput(f"{where}: {first_fault(error, _known_keys)}") from error
+            raise BadInput(f"{where}: {first_error(error, _known_keys)}") from error
         if problem := _problem(runs[-1], runs[0], quality):
             raise BadInput(f"{where}{problem}.")
         same_as = numbers.setdefault((*sorted(runs[-1].params.items()), runs[-1].seed), number)
         if same_as != number:
-            raise BadInput(f"{where} has the configuration and the seed of line {same_as}; remove one of them.")
+            raise BadInput(
+                f"{where} has the configuration and the seed of line {same_as}; remove one of them."
+            )
     if not runs:
         raise BadInput(f"launch.table: {path} holds no recorded run.")
     return runs
@@ -197,7 +231,7 @@ def _known_keys(place: list[Any]) -> list[str]:
 
 
 def _problem(run: RecordedRun, first: RecordedRun, quality: Quality) -> str | None:
-    """What is wrong with a run, itself or beside the first one of its table."""
+    """Return what is wrong with a run, by itself or compared with the table's first run."""
     key = "nll" if quality.value_of_mean == "exp" else "mean"
     for point in run.evals:
         if getattr(point, key) is None:
@@ -206,16 +240,21 @@ def _problem(run: RecordedRun, first: RecordedRun, quality: Quality) -> str | No
             return f": evals must have each {key} of a possible {quality.name}, which {beyond}"
     steps = [point.step for point in run.evals]
     if steps != sorted(set(steps)) or steps[-1] != run.total_steps:
-        return f": evals must have rising steps up to total_steps, {run.total_steps}, but have {shortened(steps)}"
+        return (
+            f": evals must have rising steps up to total_steps, {run.total_steps}, but have"
+            f" {shortened(steps)}"
+        )
     if run.params.keys() != first.params.keys():
-        return f" has params {', '.join(run.params)}, but the first line has {', '.join(first.params)}"
-    if unknown := run.params.keys() - set(SEARCHED):
+        return (
+            f" has params {', '.join(run.params)}, but the first line has {', '.join(first.params)}"
+        )
+    if unknown := run.params.keys() - set(DIMENSION_NAMES):
         return f": unknown params {', '.join(sorted(unknown))}"
     return None
 
 
 def _apart(recorded: Scalar, wanted: Scalar | None) -> float:
-    """The ratio, on a logarithm; of words, whether they differ."""
+    """Return the distance of two values: the absolute log ratio; 1 where that isn't defined."""
     if recorded == wanted:
         return 0.0
     if isinstance(recorded, str | bool) or wanted is None or isinstance(wanted, str | bool):

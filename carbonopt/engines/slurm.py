@@ -1,8 +1,10 @@
-"""Studies in jobs of Slurm. Where no job runs, they are submitted, by submitit; in a job, the same command runs the
-study on what Slurm has given it.
+"""Studies in Slurm jobs.
 
-A job that comes to its time limit is warned before, ends its trial in order, and is queued again; so is one that is
-preempted or requeued, or whose node fails.
+Outside a job, the command submits the study's jobs with submitit; inside a job, the same command
+runs the study on what Slurm has allocated.
+
+A job that comes to its time limit is warned before, ends its trial in order, and is queued again;
+so is one that is preempted or requeued, or whose node fails.
 """
 
 import os
@@ -12,29 +14,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from carbonopt.core.config import SlurmLaunch, StudyConfig
-from carbonopt.core.errors import BadInput, CarbonoptError, first_fault
+from carbonopt.core.errors import BadInput, CarbonoptError, first_error
+from carbonopt.core.extras import check_installed
 from carbonopt.core.files import read_text, write_json
 from carbonopt.core.format import count_text
 from carbonopt.core.values import Frozen
 from carbonopt.energy.hardware import permitted_gpus
-from carbonopt.energy.share import all_cores
-from carbonopt.energy.slurm import StepEnergy, step_energy
-from carbonopt.engines.base import Engine
+from carbonopt.energy.slurm_energy import StepEnergy, step_energy
+from carbonopt.engines.engine import Engine
 from carbonopt.engines.local import LocalEngine
 from carbonopt.engines.nodes import NodesEngine, agent_program
+from carbonopt.spec.launch_settings import SlurmLaunch
+from carbonopt.spec.study_config import StudyConfig
 from carbonopt.storage.paths import StudyPaths
 
 _JOB, _TASK, _ON_NODE = "SLURM_JOB_ID", "SLURM_PROCID", "SLURMD_NODENAME"
 _OF_A_STEP = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC)_(?!CONF$)")
 _LOOK_AGAIN_S = 0.2
-_WARNING = signal.SIGUSR2  # submitit's own
+_WARNING = signal.SIGUSR2  # the signal that submitit uses
 Noted = TypeVar("Noted")
 _DETAIL = ("partition", "account", "qos", "constraint", "exclusive")
 
@@ -44,13 +47,18 @@ def in_allocation() -> bool:
 
 
 def _needs_agents(launch: SlurmLaunch) -> bool:
-    """Whether trials run where this process doesn't: on several nodes, or in an allocation that was asked for and is
-    used from elsewhere, as by salloc."""
+    """Return whether trials run where this process doesn't.
+
+    They do so on several nodes, or in an allocation that is used from outside, as with salloc.
+    """
     return launch.nodes > 1 or (in_allocation() and _ON_NODE not in os.environ)
 
 
 def here(config: StudyConfig) -> StudyConfig:
-    """As a study runs on this node of a job. Raises BadInput if the job has other GPUs than the study asks for."""
+    """Return the study's configuration for this node of a job.
+
+    Raises BadInput if the job has fewer GPUs than the study asks for.
+    """
     launch = config.launch
     if not isinstance(launch, SlurmLaunch) or _needs_agents(launch):
         return config
@@ -58,44 +66,68 @@ def here(config: StudyConfig) -> StudyConfig:
     if in_allocation() and gpus:
         gpus = permitted_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
         if len(gpus) < len(launch.gpus):
-            must = f"a job of the study must have {count_text(launch.gpus_per_node, 'GPU')} (launch.gpus_per_node)"
-            raise BadInput(f"{must}, but this one has {len(gpus)}; ask Slurm for more, or give fewer.")
+            must = (
+                f"a job of the study must have {count_text(launch.gpus_per_node, 'GPU')}"
+                " (launch.gpus_per_node)"
+            )
+            raise BadInput(
+                f"{must}, but this one has {len(gpus)}; ask Slurm for more, or give fewer."
+            )
         gpus = gpus[: len(launch.gpus)]
     return config.model_copy(update={"launch": launch.on_this_machine(gpus)})
 
 
 class AllocationEngine(LocalEngine):
-    """Trials in a job, on its node. What is other jobs' of the node's CPU and RAM doesn't count."""
+    """Engine for trials in a job, on the job's one node.
+
+    The CPU and RAM energy of other jobs on the node doesn't count.
+    """
 
     def __init__(self, config: StudyConfig, slot: int = 0) -> None:
         super().__init__(here(config), slot)
         ranks = config.launch.world_size
-        devices = count_text(ranks, "GPU") if config.launch.gpus else f"the CPU, {count_text(ranks, 'rank')}"
+        devices = (
+            count_text(ranks, "GPU")
+            if config.launch.gpus
+            else f"the CPU, {count_text(ranks, 'rank')}"
+        )
         self.description = f"jobs of Slurm, each trial on {devices}"
 
     def _slurm(self) -> StepEnergy | None:
         return step_energy() if self._slots == 1 else None
 
-    def _sharing(self, cores: Sequence[int]) -> Collection[int]:
-        return {*all_cores(), *cores}
-
 
 class AllocationNodesEngine(NodesEngine):
-    """Trials over all nodes of a job, on each of which srun starts an agent."""
+    """Engine for trials over the nodes of a job; srun starts an agent on each node."""
 
     def _programs(self) -> list[tuple[str, list[str]]]:
         assert isinstance(self._launch, SlurmLaunch)
         job, nodes = os.environ[_JOB], nodes_of_job()
         if len(nodes) != self._launch.nodes:
-            must = f"a job of the study must have {count_text(self._launch.nodes, 'node')} (launch.nodes)"
+            must = (
+                f"a job of the study must have {count_text(self._launch.nodes, 'node')}"
+                " (launch.nodes)"
+            )
             raise BadInput(f"{must}, but this one has {len(nodes)}: {', '.join(nodes)}.")
-        step = ["srun", "--jobid", job, "--nodes", "1", "--ntasks", "1", "--overlap", "--cpu-bind", "none"]
-        # As soon as there is a process it must not die of the warning that comes before a job's time limit.
+        step = [
+            "srun",
+            "--jobid",
+            job,
+            "--nodes",
+            "1",
+            "--ntasks",
+            "1",
+            "--overlap",
+            "--cpu-bind",
+            "none",
+        ]
+        # From its first moment on, the process must ignore the warning before a job's time limit,
+        # which would kill it.
         agent = ["env", f"--ignore-signal={_WARNING.name.removeprefix('SIG')}", *agent_program()]
         return [(node, [*step, "--nodelist", node, *agent]) for node in nodes]
 
     def _environment(self) -> Mapping[str, str]:
-        """Without what Slurm has said of the step that this process is in."""
+        """Return this process's environment without Slurm's variables about its own step."""
         return {name: value for name, value in os.environ.items() if not _OF_A_STEP.match(name)}
 
     def _config_of(self, number: int) -> StudyConfig:
@@ -105,13 +137,15 @@ class AllocationNodesEngine(NodesEngine):
 
 
 def in_a_job(config: StudyConfig, slot: int = 0) -> Engine:
-    """As many nodes as a job has."""
+    """Make the engine for a job: with agents where trials run on other nodes than this process."""
     assert isinstance(config.launch, SlurmLaunch)
-    return (AllocationNodesEngine if _needs_agents(config.launch) else AllocationEngine)(config, slot)
+    return (AllocationNodesEngine if _needs_agents(config.launch) else AllocationEngine)(
+        config, slot
+    )
 
 
 def nodes_of_job() -> list[str]:
-    """The names of this job's nodes, in Slurm's order."""
+    """Return the names of this job's nodes, in Slurm's order."""
     listed = os.environ.get("SLURM_JOB_NODELIST", "")
     asked = subprocess.run(
         [shutil.which("scontrol") or "scontrol", "show", "hostnames", listed],
@@ -120,12 +154,15 @@ def nodes_of_job() -> list[str]:
         check=False,
     )
     if asked.returncode != 0:
-        raise BadInput(f"scontrol must tell the nodes of {listed!r}, but says: {' '.join(asked.stderr.split())}")
+        raise BadInput(
+            f"scontrol must tell the nodes of {listed!r}, but says:"
+            f" {' '.join(asked.stderr.split())}"
+        )
     return asked.stdout.split()
 
 
 class StudyJob:
-    """What a job runs, from whichever node: the command that was typed."""
+    """The function that a job runs: the command that the user typed, in the same folder."""
 
     def __init__(self, command: Sequence[str], folder: str, code_file: str) -> None:
         self._command, self._folder, self._code_file = list(command), folder, code_file
@@ -133,9 +170,11 @@ class StudyJob:
 
     def __call__(self) -> int:
         if os.environ.get(_TASK, "0") != "0":
-            return 0  # submitit starts one on each node, where the first one's command starts what it needs
-        Path(self._code_file).unlink(missing_ok=True)  # of an earlier attempt
-        # The warning goes to all processes of a job; what they would die of, they inherit as ignored.
+            # submitit starts this on each node; the first one's command starts all that it needs.
+            return 0
+        Path(self._code_file).unlink(missing_ok=True)  # an earlier attempt's
+        # Slurm sends the warning to all processes of a job. It would kill the command and its
+        # children, so they inherit that it is ignored.
         process = subprocess.Popen(
             self._command,
             cwd=self._folder,
@@ -143,14 +182,15 @@ class StudyJob:
             preexec_fn=lambda: signal.signal(_WARNING, signal.SIG_IGN),
         )
         self._process = process
-        # Not `wait`, whose lock `checkpoint`, which a signal's handler calls meanwhile, could not take.
+        # Not `wait`: it holds a lock that `checkpoint` needs, which a signal handler calls
+        # meanwhile.
         while (code := process.poll()) is None:
             time.sleep(_LOOK_AGAIN_S)
         write_json(Path(self._code_file), code)
         return code
 
     def checkpoint(self) -> Any:
-        """Ends the command in order; submitit queues the job again, with what this returns."""
+        """End the command in order; submitit queues the job again with the returned submission."""
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
@@ -165,25 +205,30 @@ class _Note(Frozen):
 
 
 class Jobs:
-    """The jobs of a study's folder."""
+    """The Slurm jobs of one study folder."""
 
     def __init__(self, paths: StudyPaths) -> None:
         self._folder, self._note = paths.slurm, paths.slurm_jobs
 
     def alive(self) -> list[str]:
-        """Those that have been submitted and not ended, the leading one first."""
+        """Return the jobs that were submitted and have not ended, the leading one first."""
         if not self._note.exists():
             return []
-        noted = _read(self._note, _Note, "look for its jobs with squeue, and remove it when none is left")
+        noted = _read(
+            self._note, _Note, "look for its jobs with squeue, and remove it when none is left"
+        )
         return [job for job in noted.jobs if state_of(job) is not None]
 
     def submit(self, launch: SlurmLaunch, name: str, command: Sequence[str]) -> list[str]:
-        """One for each worker; the first leads. Raises BadInput where there is no submitit or no Slurm, or it refuses
-        the job."""
-        try:
-            import submitit
-        except ImportError as error:
-            raise BadInput("launch.kind: slurm needs submitit; type: pip install 'carbonopt[slurm]'.") from error
+        """Submit one job for each worker, the first of which leads, and return their ids.
+
+        Raises:
+            BadInput: if submitit or Slurm is missing, or Slurm refuses the first job.
+            CarbonoptError: if Slurm refuses a later job; those already submitted go on.
+        """
+        check_installed("submitit", "slurm", "launch.kind: slurm")
+        import submitit
+
         try:
             executor = submitit.SlurmExecutor(self._folder, max_num_timeout=10**9)
         except RuntimeError as error:
@@ -202,17 +247,22 @@ class Jobs:
                 submitit.core.utils.FailedJobError,
                 submitit.core.utils.FailedSubmissionError,
             ) as error:
-                raise BadInput(f"Slurm refuses the job: {' '.join(str(error).split())}") from error
+                reason = f"Slurm refuses the job: {' '.join(str(error).split())}"
+                if jobs:  # they may already have begun with the study
+                    raise CarbonoptError(
+                        f"{reason}; those that it took go on: {', '.join(jobs)}."
+                    ) from error
+                raise BadInput(reason) from error
             jobs.append(job.job_id)
             write_json(self._note, {"jobs": jobs})
         return jobs
 
     def log(self, job: str) -> Path:
-        """What a job prints, all its attempts."""
+        """Return the log of a job, with the output of all its attempts."""
         return self._folder / f"{job}_0_log.out"
 
     def exit_code(self) -> int | None:
-        """Of the leading job's command; None: it was ended before it could say so."""
+        """Return the exit code of the leading job's command; None if it ended without one."""
         file = self._code_file(0)
         return _read(file, int, "the job's log says how it ended") if file.exists() else None
 
@@ -224,11 +274,14 @@ def _read(file: Path, kind: type[Noted], advice: str) -> Noted:
     try:
         return TypeAdapter(kind).validate_json(read_text(file, "the note of a study's jobs,", 1))
     except ValidationError as error:
-        raise BadInput(f"{file} is damaged: {first_fault(error)}; {advice}.") from error
+        raise BadInput(f"{file} is damaged: {first_error(error)}; {advice}.") from error
 
 
 def state_of(job: str) -> str | None:
-    """In Slurm's words, such as PENDING; None: it has ended. Raises CarbonoptError if Slurm doesn't answer."""
+    """Return a job's state in Slurm's words, such as PENDING; None if the job has ended.
+
+    Raises CarbonoptError if Slurm doesn't answer.
+    """
     asked = subprocess.run(
         [shutil.which("squeue") or "squeue", "--noheader", "--jobs", job, "--format", "%T"],
         capture_output=True,
@@ -239,7 +292,9 @@ def state_of(job: str) -> str | None:
         return asked.stdout.strip() or None
     if "Invalid job id" in asked.stderr:
         return None
-    raise CarbonoptError(f"squeue must tell of job {job}, but says: {' '.join(asked.stderr.split())}")
+    raise CarbonoptError(
+        f"squeue must tell of job {job}, but says: {' '.join(asked.stderr.split())}"
+    )
 
 
 def command_in_job(*arguments: str) -> list[str]:
@@ -247,7 +302,7 @@ def command_in_job(*arguments: str) -> list[str]:
 
 
 def _parameters(launch: SlurmLaunch, name: str) -> dict[str, Any]:
-    """As submitit calls them."""
+    """Return a launch's settings under submitit's names."""
     given = {key: getattr(launch, key) for key in _DETAIL if getattr(launch, key)}
     if launch.gpus_per_node:
         given["gpus_per_node"] = launch.gpus_per_node

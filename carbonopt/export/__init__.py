@@ -1,1 +1,1 @@
-"""What a study gives to the world outside of it: the winner, to be trained again, and its model card."""
+"""The exports of a study: the winner, which can be trained again, and its model card."""

@@ -1,9 +1,9 @@
-"""A model card for the Hugging Face hub: emissions, quality and origin as metadata, and the same in words.
+"""A model card for the Hugging Face hub.
 
-The metadata's keys: https://huggingface.co/docs/hub/model-cards-co2 and https://huggingface.co/docs/hub/model-cards.
+It has emissions, quality and origin as metadata, and the same in words. The metadata's keys:
+https://huggingface.co/docs/hub/model-cards-co2 and https://huggingface.co/docs/hub/model-cards.
 """
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,33 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
-from carbonopt.core.config import Dataset, StudyConfig, Workload
 from carbonopt.core.format import escape_markdown
-from carbonopt.core.study import Hardware, StudyData
 from carbonopt.core.trial import COMPONENTS, TrialRecord
 from carbonopt.core.units import GRAMS_PER_KG
 from carbonopt.export.settings import as_yaml
-from carbonopt.train.tasks.base import Card, task_for
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import Hardware, StudyData
+from carbonopt.spec.workload_settings import Dataset, Workload
 from carbonopt.train.tasks.script import Script
+from carbonopt.train.tasks.task import Card, task_for
 
 
 def model_card(
-    data: StudyData, recommendation: Recommendation, record: TrialRecord, needed: Sequence[str], caveats: Sequence[str]
+    data: StudyData,
+    recommendation: Recommendation,
+    record: TrialRecord,
+    needed: Sequence[str],
+    caveats: Sequence[str],
 ) -> str:
-    """The card's text, for the README.md of the trained model. Emissions are those of the training window, PUE in, of
-    one run, as recommended; of a configuration that was repeated with other seeds, means over them.
+    """Return the card's text, for the README.md of the trained model.
 
-    `record`: the trial that train.py repeats; `needed`: what it reads, `data/NAME`; `caveats`: on the figures.
+    Emissions are those of the training window, with PUE, of one run, as recommended. For a
+    configuration that was repeated with other seeds they are means over its runs.
+
+    Args:
+        record: the trial that train.py repeats.
+        needed: the names of the files that train.py reads, as `data/NAME`.
+        caveats: sentences on the figures.
     """
     text = _TEMPLATE.render(
         data=data,
@@ -46,25 +56,32 @@ def model_card(
 
 
 def _command(workload: Workload | None, record: TrialRecord) -> str | None:
-    """Of a script, with the trial's values."""
+    """Return a script's command with the trial's values; None if there is no script."""
     task = None if workload is None else task_for(workload.model_dump(mode="json"))
     if not isinstance(task, Script):
         return None
-    return shlex.join(task.argv(record.params, record.seed, record.trial, "output"))
+    return task.shown(record.params, record.seed, record.trial)
 
 
 def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]:
     config, workload = data.config, data.config.workload
-    of_library = workload is None or not workload.is_script  # what a script trains and by what, is not known
+    # which model a script trains, and with which library, is not known
+    of_library = not config.is_script
     metadata: dict[str, Any] = {"library_name": "transformers"} if of_library else {}
     if workload is not None and of_library:
         metadata["pipeline_tag"] = _card(workload).pipeline_tag
-        named = {key: hub for key, name in workload.names_or_paths.items() if (hub := _hub_name(name))}
+        named = {
+            key: hub for key, name in workload.names_or_paths.items() if (hub := _hub_name(name))
+        }
         metadata |= _known(base_model=named.get("model"))
         if "dataset" in named:
             metadata["datasets"] = [named["dataset"]]
     if recommendation.emissions_kg_co2e is not None:
-        from_scratch = workload is not None and workload.model is not None and workload.model.from_config is not None
+        from_scratch = (
+            workload is not None
+            and workload.model is not None
+            and workload.model.from_config is not None
+        )
         training_type = "pre-training" if from_scratch else "fine-tuning"
         metadata["co2_eq_emissions"] = _known(
             emissions=_rounded(recommendation.emissions_kg_co2e * GRAMS_PER_KG, 3),
@@ -91,26 +108,42 @@ def _results(config: StudyConfig, workload: Workload, value: float) -> dict[str,
     measured: dict[str, Any] = {"task": {"type": card.pipeline_tag, "name": card.pipeline_name}}
     if dataset is not None:
         content = "image" if card.pipeline_tag.startswith("image") else "text"
-        kind, split = _hub_name(dataset.name_or_path) or content, dataset.eval_split if dataset.name_or_path else None
-        measured["dataset"] = _known(type=kind, name=_data_set(dataset), config=dataset.config, split=split)
-    measured["metrics"] = [{"type": quality.name, "value": _rounded(value, 4), "name": quality.label}]
+        kind, split = (
+            _hub_name(dataset.name_or_path) or content,
+            dataset.eval_split if dataset.name_or_path else None,
+        )
+        measured["dataset"] = _known(
+            type=kind, name=_data_set(dataset), config=dataset.config, split=split
+        )
+    measured["metrics"] = [
+        {"type": quality.name, "value": _rounded(value, 4), "name": quality.label}
+    ]
     return {"name": config.name, "results": [measured]}
 
 
 def _source(data: StudyData) -> str:
-    """How the energy is known, component by component, and the intensity that it is multiplied by."""
-    carbon, intensity, sources = data.config.carbon, data.provenance.intensity, data.provenance.energy_source
+    """Return how each component's energy is known, and the intensity that multiplies it."""
+    carbon, intensity, sources = (
+        data.config.carbon,
+        data.provenance.intensity,
+        data.provenance.energy_source,
+    )
     counted = ("gpu",) if carbon.objective == "gpu" else COMPONENTS
     known = ", ".join(f"{name.upper()} {sources[name]}" for name in counted if name in sources)
     return (
-        f"carbonopt with CodeCarbon; energy of the training window: {known or 'as recorded'}; "
-        f"{fmt.intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh ({intensity.source}), PUE {carbon.pue:.3g}"
+        f"carbonopt with CodeCarbon; energy of the training window: {known or 'as recorded'};"
+        f" {fmt.intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh ({intensity.source}), PUE"
+        f" {carbon.pue:.3g}"
     )
 
 
 def _place(data: StudyData) -> str | None:
     carbon = data.config.carbon
-    given = (carbon.region, carbon.country) if carbon.country else (carbon.cloud_region, carbon.cloud_provider)
+    given = (
+        (carbon.region, carbon.country)
+        if carbon.country
+        else (carbon.cloud_region, carbon.cloud_provider)
+    )
     return data.provenance.intensity.place or ", ".join(part for part in given if part) or None
 
 
@@ -124,14 +157,20 @@ def _hardware(hardware: Hardware | None) -> str | None:
 
 
 def _data_set(dataset: Dataset) -> str:
-    """Its name for people; of files and folders without their path, which tells of their maker's machine."""
+    """Return the data set's name for people.
+
+    Files and folders have no path, as it would reveal their maker's machine.
+    """
     if dataset.name_or_path is not None:
         return fmt.source_text(dataset.name_or_path)
     return dataset.builtin or ", ".join(Path(file).name for file in dataset.train_files or ())
 
 
 def _hub_name(name: str | None) -> str | None:
-    """The name, unless it is a local folder's: a study file that was read has those as absolute paths."""
+    """Return a name, unless it is a local folder's.
+
+    A study file that was read has local folders as absolute paths.
+    """
     return None if name is None or Path(name).is_absolute() else name
 
 
@@ -139,7 +178,7 @@ def _rounded(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-_ENVIRONMENT = Environment(  # noqa: S701 - `finalize` escapes for Markdown, which autoescape can't
+_ENVIRONMENT = Environment(  # noqa: S701 – `finalize` escapes for Markdown, which autoescape can't
     loader=PackageLoader("carbonopt", "export"),
     trim_blocks=True,
     keep_trailing_newline=True,

@@ -1,1 +1,5 @@
-"""A study's report: a page, the same as Markdown, the figure for paper, the figures as JSON, and the winner's files."""
+"""A study's report in all its formats.
+
+The report is a web page, the same content as Markdown, the figures, tables and text for a paper,
+the results as JSON, and the files of the recommended configuration.
+"""

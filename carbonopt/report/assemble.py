@@ -1,4 +1,4 @@
-"""A study's document: its top from the summary and all caveats, and below it the sections in their order."""
+"""A study's whole document: its top, all caveats, and the sections in their order."""
 
 from carbonopt.report import summary
 from carbonopt.report.document import Document
@@ -7,8 +7,13 @@ from carbonopt.report.study_view import StudyView
 
 
 def top(study: StudyView) -> Document:
-    """What to do, what it saves, how sure that is, and every caveat: without the sections."""
-    warned = [caveat for part in MODULES if hasattr(part, "caveats") for caveat in part.caveats(study)]
+    """Return the document without its sections: what to do, what it saves, and every caveat.
+
+    Its details say how sure the saving is.
+    """
+    warned = [
+        caveat for part in MODULES if hasattr(part, "caveats") for caveat in part.caveats(study)
+    ]
     return Document(
         name=study.data.config.name,
         headline=summary.headline(study),
@@ -20,4 +25,6 @@ def top(study: StudyView) -> Document:
 
 def whole(study: StudyView) -> Document:
     sections = (part.section(study) for part in MODULES if hasattr(part, "section"))
-    return top(study).model_copy(update={"sections": tuple(section for section in sections if section is not None)})
+    return top(study).model_copy(
+        update={"sections": tuple(section for section in sections if section is not None)}
+    )

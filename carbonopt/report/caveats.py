@@ -1,4 +1,4 @@
-"""Caveats from the templates of caveats.toml, and how these format their numbers."""
+"""Caveats made from the templates of caveats.toml, and the formats of their numbers."""
 
 import string
 import tomllib
@@ -13,26 +13,37 @@ from carbonopt.report.document import Caveat, Level
 TEMPLATES: dict[str, tuple[str, str]] = tomllib.loads(
     resources.files("carbonopt.report").joinpath("caveats.toml").read_text("utf-8")
 )
-MOST_NAMED = 5
+MOST_NAMED = 5  # trials that a caveat names; the others are counted
 
 
 def trials_text(numbers: Sequence[int]) -> str:
-    """A few in a row, the others counted."""
+    """Name the first few trials and count the others."""
     listed = f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST_NAMED]))}"
     return f"{listed} and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else listed
 
 
 def range_text(ends: tuple[float | None, float | None]) -> str:
-    """Of shares; without a lower end, where nothing is sure."""
+    """Describe a range of shares, such as "3 % to 5 %".
+
+    The lower end is None where nothing is certain; the text then is "at most 5 %".
+    """
     lowest, highest = map(fmt.percent_text, ends)
     return f"at most {highest}" if ends[0] is None else f"{lowest} to {highest}"
 
 
 def less_or_more_text(ends: tuple[float | None, float]) -> str:
-    """Of emissions, by what share is saved at least and at most; without a lower end, where nothing is sure."""
+    """Describe by which share emissions are lower or higher.
+
+    Args:
+        ends: The least and the most that is saved, as shares; negative where more is emitted. The
+            least is None where nothing is certain.
+    """
     lowest, highest = ends
     if highest < 0:
-        least, most = fmt.percent_text(-highest), None if lowest is None else fmt.percent_text(-lowest)
+        least, most = (
+            fmt.percent_text(-highest),
+            None if lowest is None else fmt.percent_text(-lowest),
+        )
         return f"at least {least} more" if most is None else f"{least} to {most} more"
     if lowest is None:
         return f"at most {fmt.percent_text(highest)} less"
@@ -42,7 +53,7 @@ def less_or_more_text(ends: tuple[float | None, float]) -> str:
 
 
 class Template(string.Formatter):
-    """`str.format` with the report's formats, and `count NOUN`."""
+    """A `str.format` with the report's own formats, such as `percent`, and `count NOUN`."""
 
     def __init__(self, quality: Quality) -> None:
         self._formats: dict[str, Any] = {
@@ -62,10 +73,18 @@ class Template(string.Formatter):
         kind, _, noun = format_spec.partition(" ")
         if kind == "count":
             return fmt.count_text(value, noun)
-        return str(self._formats[kind](value)) if kind in self._formats else str(format(value, format_spec))
+        return (
+            str(self._formats[kind](value))
+            if kind in self._formats
+            else str(format(value, format_spec))
+        )
 
 
 def caveat(quality: Quality, key: str, /, **numbers: Any) -> Caveat:
     level, template = TEMPLATES[key]
-    text = Template(quality).format(template, **numbers)
-    return Caveat(key=key, level=Level[level.upper()], text=text, numbers=numbers)
+    finding, _, advice = (
+        Template(quality).format(part, then="", **numbers) for part in template.partition("{then}")
+    )
+    return Caveat(
+        key=key, level=Level[level.upper()], text=finding + advice, advice=advice, numbers=numbers
+    )

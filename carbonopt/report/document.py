@@ -1,4 +1,7 @@
-"""A report as frozen values that know nothing of what is reported: renderers show them, sections make them."""
+"""A report as frozen values, which sections make and renderers show.
+
+These values know nothing about what is reported.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,11 +15,15 @@ from carbonopt.core.format import Scale
 from carbonopt.core.values import Frozen
 
 MISSING = "–"
-MOST_CAVEATS = 3  # shown before the others are asked for
+MOST_CAVEATS = 3  # shown at first; the others are shown on request
 
 
 class Cell(Frozen):
-    """`sort` orders the column (None goes last), `share` (0 to 1) draws a bar beside the text, `span` its interval."""
+    """A table's cell.
+
+    `sort` orders the column (None goes last), `share` (0 to 1) draws a bar beside the text, and
+    `span` draws the interval of that bar.
+    """
 
     text: str
     sort: float | str | None = None
@@ -31,16 +38,19 @@ class Column(Frozen):
 
 
 class RowFilter(Frozen):
-    """How a reader picks rows of a long table: by group, and by whether a row's value reaches the chosen step."""
+    """The ways to pick rows of a long table.
 
-    label: str  # of the groups
-    groups: tuple[str, ...]  # of each row
+    A reader picks them by group, and by whether a row's value reaches the chosen step.
+    """
+
+    label: str  # what the groups are
+    groups: tuple[str, ...]  # the group of each row
     values_label: str
-    values: tuple[float | None, ...]  # of each row; None: never picked
+    values: tuple[float | None, ...]  # the value of each row; None is never picked by value
 
 
 class Table(Frozen):
-    """Not shown where it has no rows."""
+    """A table, which is not shown where it has no rows."""
 
     kind: Literal["table"] = "table"
     key: str
@@ -48,10 +58,10 @@ class Table(Frozen):
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""  # how to read it
-    folded: bool = False  # shown when asked for
-    long: bool = False  # sorted, filtered and a page at a time, where the format can
+    folded: bool = False  # hidden until the reader opens it
+    long: bool = False  # sortable, filterable and in pages, where the format allows it
     filter: RowFilter | None = None
-    paper: str = ""  # its name among the paper's files; empty: not one of them
+    paper: str = ""  # its name among the paper's files; empty: it is not one of them
 
 
 class Paragraph(Frozen):
@@ -68,21 +78,24 @@ class Code(Frozen):
 
 
 class Figure(Frozen):
-    """Drawn once for every format."""
+    """A figure that was drawn once, in every format."""
 
     kind: Literal["figure"] = "figure"
     name: str
     caption: str
-    alt: str  # what it shows, for who can't see it
-    paper: bool = True  # one of the paper's files
+    alt: str  # what it shows, for readers who can't see it
+    paper: bool = True  # whether it is one of the paper's files
     svg: str = Field(exclude=True, repr=False)
     pdf: bytes = Field(exclude=True, repr=False)
     png: bytes = Field(exclude=True, repr=False)
 
 
 class InteractiveFigure(Frozen):
-    """A Plotly figure, and the one that stands in for it where no script runs. Of each mark `customdata` is its row in
-    the table `rows_in`; the trace whose `meta` is `moved` follows the chosen step, and so does the first shape."""
+    """A Plotly figure, and the static figure that stands in for it where no script runs.
+
+    The `customdata` of each mark is its row in the table `rows_in`. The trace whose `meta` is
+    `moved` follows the chosen step, and so does the first shape.
+    """
 
     kind: Literal["interactive"] = "interactive"
     figure: Figure
@@ -90,34 +103,37 @@ class InteractiveFigure(Frozen):
     layout: dict[str, Any] = Field(exclude=True, repr=False)
     rows_in: str
     moved: str
-    shape_label: str  # before the chosen value, beside the moved shape
-    row_note: str = ""  # beneath a row that is shown
+    shape_label: str  # text before the chosen value, beside the moved shape
+    row_note: str = ""  # text beneath a row that is shown
 
 
 class Step(Frozen):
-    """What holds from `begins` on, in the direction of the steps, until the next step's."""
+    """A step of a step function: what holds from `begins` on until the next step begins.
 
-    begins: float | None  # None: the numbers have no end there
-    alone: bool  # it holds at `begins` alone; beyond, the step before goes on
+    The steps go up or down, as `Steps.rising` says.
+    """
+
+    begins: float | None  # None: the first step, which is open at that side
+    alone: bool  # it holds at `begins` alone; after it the step before goes on
     number: str  # a value in its range, as a reader would type it
-    label: str  # the range
+    label: str  # its range in words
     text: str
-    row: int | None = None  # in the figure's table
-    place: tuple[float, float] | None = None  # in the figure
+    row: int | None = None  # its row in the figure's table
+    place: tuple[float, float] | None = None  # its position in the figure
 
 
 class Steps(Frozen):
-    """A step function of one number: a slider where the format can, else a list."""
+    """A step function of one number: a slider where the format can show one, else a list."""
 
     kind: Literal["steps"] = "steps"
-    label: str  # of the number, such as "Target: at most"
+    label: str  # what the number is, such as "Target: at most"
     steps: tuple[Step, ...]
-    own: float  # where it begins to be shown
-    chosen: int  # the step at `own`
-    lowest: float | None = None  # of the number
-    highest: float | None = None
-    rising: bool = True  # the steps' beginnings rise, else fall
-    refusal: str  # of a number beyond its bounds
+    own: float  # the number that is shown at first
+    chosen: int  # the index of the step at `own`
+    lowest: float | None = None  # the lowest number that is allowed
+    highest: float | None = None  # the highest one
+    rising: bool = True  # whether the steps' beginnings rise; else they fall
+    refusal: str  # the message for a number beyond its bounds
 
 
 Block = Table | Paragraph | Code | Figure | InteractiveFigure | Steps
@@ -131,7 +147,7 @@ class Section(Frozen):
 
 
 class Tile(Frozen):
-    """One figure of the answer: what it is, the figure, what to compare it with."""
+    """One number of the answer: what it is, the number, and what to compare it with."""
 
     label: str
     text: str
@@ -140,24 +156,41 @@ class Tile(Frozen):
 
 class Level(IntEnum):
     CRITICAL = 0  # the answer may be wrong
-    WARNING = 1  # it may be less sure than it looks
-    NOTE = 2  # on method
+    WARNING = 1  # the answer may be less certain than it looks
+    NOTE = 2  # a remark on the method
 
 
 class Caveat(Frozen):
-    """The same text wherever it is shown; `key` is its identity, `numbers` are what the text is made of."""
+    """A warning about the answer, with the same text wherever it is shown.
+
+    `key` is its identity, and `numbers` are the values that its text is made of.
+    """
 
     key: str
     level: Level
     text: str
+    advice: str = ""  # the end of the text that says what the reader can do
     numbers: dict[str, Any]
 
+    @property
+    def finding(self) -> str:
+        """The text as a paper states it, without the advice."""
+        return f"{self.text.removesuffix(self.advice)}." if self.advice else self.text
+
     def as_json(self) -> dict[str, Any]:
-        return {"key": self.key, "level": self.level.name.lower(), "text": self.text, "numbers": self.numbers}
+        return {
+            "key": self.key,
+            "level": self.level.name.lower(),
+            "text": self.text,
+            "numbers": self.numbers,
+        }
 
 
 class Document(Frozen):
-    """From top to bottom. `details` stand below the headline, a line each."""
+    """A report from top to bottom.
+
+    `details` stand below the headline, one per line.
+    """
 
     name: str
     headline: str
@@ -170,15 +203,21 @@ class Document(Frozen):
         return [block for section in self.sections for block in section.blocks]
 
     def paper_figures(self) -> list[Figure]:
-        """Those of interactive figures, too."""
-        static = (block.figure if isinstance(block, InteractiveFigure) else block for block in self.blocks())
+        """Return the figures for a paper, the static ones of interactive figures included."""
+        static = (
+            block.figure if isinstance(block, InteractiveFigure) else block
+            for block in self.blocks()
+        )
         return [block for block in static if isinstance(block, Figure) and block.paper]
 
     def tables(self) -> list[Table]:
         return [block for block in self.blocks() if isinstance(block, Table) and block.rows]
 
     def as_json(self) -> dict[str, Any]:
-        """What is shown, without pictures. Fields at their defaults are left out."""
+        """Return what is shown, without pictures.
+
+        Fields at their defaults are left out.
+        """
         shown = self.model_dump(mode="json", exclude_defaults=True, exclude={"caveats"})
         for section, section_fields in zip(self.sections, shown.get("sections", ()), strict=True):
             for block, fields in zip(section.blocks, section_fields.get("blocks", ()), strict=True):
@@ -186,9 +225,11 @@ class Document(Frozen):
         return {**shown, "caveats": [caveat.as_json() for caveat in self.caveats]}
 
 
-# ------------------------------------------------------------------------------------------------------ making tables
+# --------------------------------------------------------------------------------------------------
+# Making tables
 
-# Of a row: the path of an attribute, such as "params.epochs", its place where rows are tuples, or what makes it.
+# How to get a value from a row: by the path of an attribute, such as "params.epochs", by an index
+# where rows are tuples, or by a function of the row.
 Of = str | int | Callable[[Any], Any]
 Maker = tuple[Column, Callable[[Any], Cell]]
 
@@ -203,7 +244,10 @@ def num(
     share: Of = lambda row: False,
     span: Callable[[Any], tuple[float, float]] | None = None,
 ) -> Maker:
-    """A column of figures, sorted by `value` of a row and shown by `text` of it, or by `shown` of the row."""
+    """Make a column of numbers, sorted by each row's `value`.
+
+    A cell shows `text` of the value or, where it is given, `shown` of the row.
+    """
     value_of, is_strong, has_bar = map(_getter, (value, strong, share))
 
     def cell(row: Any) -> Cell:
@@ -212,31 +256,50 @@ def num(
         said = shown(row) if shown else text(figure) if known else MISSING
         bar = figure if known and has_bar(row) else None
         interval = span(row) if span else None
-        return Cell(text=said, sort=figure if known else None, share=bar, span=interval, strong=is_strong(row))
+        return Cell(
+            text=said,
+            sort=figure if known else None,
+            share=bar,
+            span=interval,
+            strong=is_strong(row),
+        )
 
     return Column(label=label, numeric=True), cell
 
 
 def scaled(
-    label: str, value: Of, scale_of: Callable[[Iterable[Any]], Scale], rows: Iterable[Any], **more: Any
+    label: str,
+    value: Of,
+    scale_of: Callable[[Iterable[Any]], Scale],
+    rows: Iterable[Any],
+    **more: Any,
 ) -> Maker:
-    """A column of figures in the one unit that the largest of them asks for."""
+    """Make a column of numbers in one unit, which suits the largest of them."""
     scale = scale_of(map(_getter(value), rows))
     return num(scale.label(label), value, scale.text, **more)
 
 
 def word(label: str, text: Of, *, strong: Of = lambda row: False) -> Maker:
-    """A column of words, sorted by them."""
+    """Make a column of words, sorted by them."""
     text_of, is_strong = _getter(text), _getter(strong)
-    return Column(label=label), lambda row: Cell(text=text_of(row), sort=text_of(row), strong=is_strong(row))
+    return Column(label=label), lambda row: Cell(
+        text=text_of(row), sort=text_of(row), strong=is_strong(row)
+    )
 
 
 def _getter(of: Of) -> Callable[[Any], Any]:
     return of if callable(of) else attrgetter(of) if isinstance(of, str) else itemgetter(of)
 
 
-def table(key: str, caption: str, rows: Iterable[Any], makers: Iterable[Maker | None], **more: Any) -> Table:
-    """A row of the table for each of `rows`; columns that are None are left out."""
+def table(
+    key: str, caption: str, rows: Iterable[Any], makers: Iterable[Maker | None], **more: Any
+) -> Table:
+    """Make a table with a row for each of `rows`.
+
+    Columns that are None are left out.
+    """
     kept = [maker for maker in makers if maker is not None]
     cells = tuple(tuple(cell(row) for _, cell in kept) for row in rows)
-    return Table(key=key, caption=caption, columns=tuple(column for column, _ in kept), rows=cells, **more)
+    return Table(
+        key=key, caption=caption, columns=tuple(column for column, _ in kept), rows=cells, **more
+    )

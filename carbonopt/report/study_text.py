@@ -1,9 +1,9 @@
 """A study's settings in words."""
 
-from carbonopt.core.config import Budget, Search
+from carbonopt.spec.search_settings import Budget, Search
 
 SAMPLERS = {
-    "carbon": "tries what is most likely to be the answer, for the energy that trying it takes",
+    "carbon": "tries the configuration with the best chance of winning per unit of energy",
     "tpe": "Optuna's multivariate TPE",
     "nsga2": "Optuna's NSGA-II",
     "gp": "Optuna's Gaussian process",
@@ -22,33 +22,55 @@ def sampler_text(search: Search) -> str:
     return f"{search.sampler}: {SAMPLERS[search.sampler]}; seed {search.seed}"
 
 
-def pruning_text(search: Search) -> str:
-    """What stops a trial before its end."""
+def pruning_text(search: Search, *, tells_steps: bool = True) -> str:
+    """Say what stops a trial before its end.
+
+    Args:
+        tells_steps: False for a script that does not call carbonopt: nothing is known about its
+            trials before their end.
+    """
+    if not tells_steps:
+        return "nothing, because the script does not tell its steps"
     pruning, front = search.pruning, search.goal == "front"
     rules = []
     if pruning.target:
         rules.append("what can't be on the front" if front else "what can't reach the target")
     if pruning.cap and not front:
-        rules.append("what emits more, or is expected to emit more, than the best trial that meets the target")
+        rules.append(
+            "what emits more, or is expected to emit more, than the best trial that meets the"
+            " target"
+        )
     if pruning.target and pruning.audit:
         rules[0] += f" ({100 * pruning.audit:g} % of it runs to its end all the same, as an audit)"
     return "; ".join(rules) or "nothing: every trial runs to its end"
 
 
 def budget_text(budget: Budget) -> str:
-    units = {"trials": "trial", "hours": "hour", "energy_kwh": "kWh", "emissions_kg_co2e": "kg CO2e"}
-    given = [(getattr(budget, key), unit) for key, unit in units.items() if getattr(budget, key) is not None]
+    units = {
+        "trials": "trial",
+        "hours": "hour",
+        "energy_kwh": "kWh",
+        "emissions_kg_co2e": "kg CO2e",
+    }
+    given = [
+        (getattr(budget, key), unit)
+        for key, unit in units.items()
+        if getattr(budget, key) is not None
+    ]
     limits = [_limit_text(limit, unit) for limit, unit in given]
     ends = [f"after {' or '.join(limits)}"] if limits else []
     if budget.until is not None:
         runs = "one run" if budget.reuses == 1 else f"{budget.reuses} runs"
-        ends.append(f"when another trial is expected to cost more energy than it saves in {runs} of the recommendation")
+        ends.append(
+            f"when another trial is expected to cost more energy than it saves in {runs} of the"
+            " recommendation"
+        )
     several = len(limits) > 1 or len(ends) > 1
     return " or ".join(ends) + (", whichever comes first" if several else "")
 
 
 def _limit_text(limit: float, unit: str) -> str:
-    """'1 hour', '12 trials', '2 kWh'."""
+    """Return a limit with its unit, such as '1 hour', '12 trials' or '2 kWh'."""
     number = f"{limit:g}"
     plural = "s" if unit in ("trial", "hour") and number != "1" else ""
     return f"{number} {unit}{plural}"

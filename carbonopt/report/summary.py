@@ -1,8 +1,10 @@
 """The top of the report: what to do, what it saves, and how sure that is."""
 
+from collections.abc import Collection
+
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison
 from carbonopt.analysis.confidence import LEVEL
-from carbonopt.analysis.recommend import Baseline, Recommendation
+from carbonopt.analysis.recommend import Baseline, Recommendation, cheaper_but_unsure
 from carbonopt.core import format as fmt
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Quality
@@ -12,11 +14,13 @@ from carbonopt.report.study_view import StudyView
 SPREAD_UNKNOWN = "run-to-run spread not known"
 AT_LEVEL = f"with {fmt.percent_text(LEVEL)} confidence"
 
+# Dimensions that `short_params` names in a way of its own.
+_HEADLINE = ("global_batch_size", "learning_rate", "epochs", "zero_stage", "optimizer")
 _OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 
 
 def headline(study: StudyView) -> str:
-    """One number, and at most one qualification."""
+    """Return the headline: one number, and at most one qualification."""
     rec, quality = study.recommendation, study.quality
     if rec.params is None:
         closest = rec.closest
@@ -25,22 +29,48 @@ def headline(study: StudyView) -> str:
             return f"No trial completed at the target, {quality.name} {_target(study)}; {stood}"
         had = f"the closest had {quality.text(closest.value)}" if closest else "none was evaluated"
         return f"No trial reached the target, {quality.name} {_target(study)}; {had}"
-    at_quality = f"at the target quality{_qualification(study)}: {short_params(rec.params)}"
+    at_quality = (
+        f"at the target quality{_qualification(study)}: {short_params(rec.params, study.varied)}"
+    )
     if rec.baseline is None or rec.saving_fraction is None:
         return f"The least CO2e {at_quality}"
-    if rec.trial == rec.baseline.trial:
-        return f"Nothing emits less CO2e than the baseline {at_quality}"
-    return f"{fmt.less_text(rec.saving_fraction)} CO2e {at_quality}"
+    if _is_without_baseline(rec):
+        missing = (
+            "the start configuration did not complete"
+            if study.data.config.search.start
+            else "no search.start given"
+        )
+        return f"The least CO2e {at_quality}; nothing to compare it with, {missing}"
+    if rec.trial != rec.baseline.trial:
+        return f"{fmt.less_text(rec.saving_fraction)} CO2e {at_quality}"
+    if cheaper_but_unsure(study.data, rec):
+        nothing = "No configuration that emits less CO2e than the baseline"
+        return (
+            f"{nothing} was confirmed to meet the target: {short_params(rec.params, study.varied)}"
+        )
+    return f"No trial emitted less CO2e than the baseline {at_quality}"
+
+
+def _is_without_baseline(rec: Recommendation) -> bool:
+    """Return whether the recommendation would be compared with itself.
+
+    This is so where no start configuration completed.
+    """
+    return (
+        rec.baseline is not None and rec.trial == rec.baseline.trial and not rec.baseline.is_start
+    )
 
 
 def _qualification(study: StudyView) -> str:
     rec = study.recommendation
+    if any(record.inherited_files for record in study.data.records):
+        return ", but trials did not begin clean"
     if rec.confidence is not None and not rec.confidence.confirmed:
         return ", not confirmed"
     if is_within_noise(rec.saving_interval):
         return ", within the noise"
     if (equal := turned(study.comparison)) is not None:
-        sure = "but more" if equal.saving_fraction < 0 else "perhaps not less"
+        sure = "but more" if equal.saving_fraction < 0 else "but perhaps not less"
         return f", {sure} than the baseline stopped at the target"
     if rec.baseline is None:
         return ""
@@ -50,26 +80,55 @@ def _qualification(study: StudyView) -> str:
 
 
 def details(study: StudyView) -> tuple[str, ...]:
-    """How sure the headline is: the interval, the seeds, what is compared and with what."""
-    rec, closest, sure = study.recommendation, study.recommendation.closest, study.recommendation.confidence
-    if closest is not None:
-        came_closest = f"Trial {closest.trial} ({fmt.params_text(closest.params)}) came closest"
-        return (f"{came_closest}: {closest.why}{_mean_of(rec)}.",)
-    if not rec.met:
+    """Return what came closest, where no trial met the target; the tiles say the rest."""
+    if (closest := study.recommendation.closest) is None:
         return ()
+    came_closest = (
+        f"Trial {closest.trial} ({fmt.params_text(closest.params, study.varied)}) came closest"
+    )
+    return (f"{came_closest}: {closest.why}{_mean_of(study.recommendation)}.",)
+
+
+def _reached_text(study: StudyView) -> str:
+    """Say what the target is, and how sure it is that the recommendation meets it."""
+    sure = study.recommendation.confidence
     runs = runs_of_value(study.quality, sure.seeds, sure.value_bound) if sure else "one run"
     if sure is not None and sure.value_bound is not None:
         runs += f": {'confirmed' if sure.confirmed else 'not confirmed'}"
-    reached = f"{study.quality.label}: {study.quality.text(rec.value)}, target {_target(study)}; {runs}."
-    if rec.baseline is None or rec.trial == rec.baseline.trial:
-        return (reached,)
-    return f"Saving: {sure_text(study)}; against {baseline_text(rec.baseline)}.", reached
+    return f"target: {_target(study)}; {runs}"
+
+
+def _saved_text(study: StudyView) -> str:
+    """Say against what the recommendation saves, and how sure the saving is."""
+    baseline = study.recommendation.baseline
+    if study.comparison is None or baseline is None:
+        return "its own baseline"
+    return f"against {baseline_text(baseline)}: {sure_text(study)}{_against_stopped(study)}"
+
+
+def _against_stopped(study: StudyView) -> str:
+    """Say what is saved against the baseline stopped at the target.
+
+    The text is empty where this is not known, and where it may turn the saving into an excess: then
+    a caveat says it.
+    """
+    equal = None if study.comparison is None else study.comparison.equal_quality
+    if equal is None or turned(study.comparison) is not None:
+        return ""
+    saved = f"at most {fmt.percent_text(equal.saving_fraction)}"
+    if equal.saving_fraction_before is not None:
+        saved = fmt.interval_text(
+            equal.saving_fraction_before, equal.saving_fraction, fmt.percent_text
+        )
+    return f"; {saved} against it stopped at the target"
 
 
 def runs_of_value(quality: Quality, seeds: int, bound: float | None) -> str:
-    """Of how many runs a value is the mean, and the bound of that mean over all seeds."""
+    """Say of how many runs a value is the mean, and that mean's bound over all seeds."""
     runs = "one run" if seeds == 1 else f"mean of {seeds} seeds"
-    return runs if bound is None else f"{runs}, {quality.bound_word} {quality.text(bound)} {AT_LEVEL}"
+    return (
+        runs if bound is None else f"{runs}, {quality.bound_word} {quality.text(bound)} {AT_LEVEL}"
+    )
 
 
 def sure_text(study: StudyView) -> str:
@@ -77,16 +136,27 @@ def sure_text(study: StudyView) -> str:
     if saving is None or saving.lowest is None or saving.highest is None:
         return SPREAD_UNKNOWN
     ours, theirs = saving.seeds, saving.baseline_seeds
-    runs = f"{fmt.count_text(ours, 'seed')} each" if ours == theirs else f"{ours} runs, {theirs} of the baseline"
+    runs = (
+        f"{fmt.count_text(ours, 'seed')} each"
+        if ours == theirs
+        else f"{ours} runs, {theirs} of the baseline"
+    )
     return f"{confidence_text((saving.lowest, saving.highest))}, {runs}"
 
 
 def confidence_text(interval: tuple[float, float] | None) -> str:
-    return f"{fmt.interval_text(*interval, fmt.percent_text)} {AT_LEVEL}" if interval else SPREAD_UNKNOWN
+    return (
+        f"{fmt.interval_text(*interval, fmt.percent_text)} {AT_LEVEL}"
+        if interval
+        else SPREAD_UNKNOWN
+    )
 
 
 def runs_text(interval: tuple[int, int | None] | None) -> str:
-    """How many runs it may take to pay the study back; empty where the saving has no interval."""
+    """Say how many runs it may take to pay the study back.
+
+    The text is empty where the saving has no interval.
+    """
     if interval is None:
         return ""
     fewest, most = interval
@@ -99,12 +169,19 @@ def is_within_noise(interval: tuple[float, float] | None) -> bool:
 
 
 def turned(comparison: Comparison | None) -> AtEqualQuality | None:
-    """At equal quality, where that may turn the saving into an excess: a headline without it would be half the truth.
-    The baseline's whole run goes on after it has met the target, to a better quality than was asked for."""
+    """Return the comparison at equal quality where it may turn the saving into an excess.
+
+    A headline without it would be half the truth: the baseline's whole run goes on after it has met
+    the target, to a better quality than was asked for.
+    """
     equal = None if comparison is None else comparison.equal_quality
     if comparison is None or equal is None or comparison.saving.fraction <= 0:
         return None
-    lowest = equal.saving_fraction if equal.saving_fraction_before is None else equal.saving_fraction_before
+    lowest = (
+        equal.saving_fraction
+        if equal.saving_fraction_before is None
+        else equal.saving_fraction_before
+    )
     return equal if lowest < 0 else None
 
 
@@ -113,10 +190,22 @@ def baseline_text(baseline: Baseline) -> str:
     return f"trial {baseline.trial}, {start if baseline.is_start else 'the most accurate trial'}"
 
 
-def short_params(params: TrialParams) -> str:
-    """What decides most, with two digits of the learning rate: `batch 64, lr 1.3e-3, 25 epochs, ZeRO 0`, and the
-    optimizer where the study chooses it."""
-    batch, rate, epochs, stage = params.global_batch_size, params.learning_rate, params.epochs, params.zero_stage
+def short_params(params: TrialParams, varied: Collection[str] = ()) -> str:
+    """Return the settings that decide most, such as `batch 64, lr 1.3e-3, 25 epochs, ZeRO 0`.
+
+    The learning rate has two digits. The optimizer is added where the study chooses it, and so are
+    dimensions that the user has defined.
+
+    Args:
+        params: the settings of a trial.
+        varied: other dimensions that the study varies, which are added, too.
+    """
+    batch, rate, epochs, stage = (
+        params.global_batch_size,
+        params.learning_rate,
+        params.epochs,
+        params.zero_stage,
+    )
     parts = [] if batch is None else [f"batch {fmt.value_text(batch)}"]
     if rate is not None:
         mantissa, _, exponent = f"{rate:.1e}".partition("e")
@@ -125,7 +214,9 @@ def short_params(params: TrialParams) -> str:
         parts.append(f"{fmt.value_text(epochs)} epoch{'' if epochs == 1 else 's'}")
     parts += [] if stage is None else [f"ZeRO {stage}"]
     parts += [] if params.optimizer is None else [_OPTIMIZERS[params.optimizer]]
-    return ", ".join([*parts, *(f"{name} {fmt.value_text(value)}" for name, value in params.own.items())])
+    others = fmt.other_settings(params, varied, _HEADLINE) | params.own
+    parts += [f"{name} {fmt.value_text(value)}" for name, value in others.items()]
+    return ", ".join(parts)
 
 
 def trials_text(rec: Recommendation) -> str:
@@ -135,39 +226,73 @@ def trials_text(rec: Recommendation) -> str:
 
 def tiles(study: StudyView) -> tuple[Tile, ...]:
     rec, quality, mean_of = study.recommendation, study.quality, _mean_of(study.recommendation)
-    again = f"; the repeats: {fmt.emissions_text(rec.repeats_emissions_kg_co2e)} of it" if rec.repeats else ""
+    again = (
+        f"; the repeats: {fmt.emissions_text(rec.repeats_emissions_kg_co2e)} of it"
+        if rec.repeats
+        else ""
+    )
     spent = f"{fmt.energy_text(rec.study_energy_kwh)}, {trials_text(rec)}{again}"
-    own = Tile(label="The study itself", text=fmt.emissions_text(rec.study_emissions_kg_co2e), note=spent)
+    own = Tile(
+        label="The study itself", text=fmt.emissions_text(rec.study_emissions_kg_co2e), note=spent
+    )
     chosen, label = (rec, "Recommended") if rec.met else (rec.closest, "Closest")
     if chosen is None or chosen.params is None:
         return (own,)
-    reached = f"target: {_target(study)}{mean_of}"
+    reached = _reached_text(study) if rec.met else f"target: {_target(study)}{mean_of}"
     shown = (
-        Tile(label=label, text=f"Trial {chosen.trial}", note=fmt.params_text(chosen.params)),
+        Tile(
+            label=label,
+            text=f"Trial {chosen.trial}",
+            note=fmt.params_text(chosen.params, study.varied),
+        ),
         Tile(label=quality.label, text=quality.text(chosen.value), note=reached),
     )
     if not rec.met:
         return (*shown, own)
     used = f"{fmt.energy_text(rec.energy_kwh)} in training{mean_of}"
-    against = "its own baseline"
-    if study.comparison:
-        against = f"against trial {study.comparison.baseline_trial}: {sure_text(study)}"
-    runs, ends = rec.break_even_runs, runs_text(rec.break_even_interval) or "in place of the baseline's whole runs"
-    paid = fmt.count_text(runs, "run") if runs is not None else "not known" if ends.endswith("confidence") else "never"
+    emissions = Tile(
+        label="Emissions of a run", text=fmt.emissions_text(rec.emissions_kg_co2e), note=used
+    )
+    if _is_without_baseline(rec):
+        return (*shown, emissions, own)
+    runs, ends = (
+        rec.break_even_runs,
+        runs_text(rec.break_even_interval) or "compared with running the baseline",
+    )
+    paid = (
+        fmt.count_text(runs, "run")
+        if runs is not None
+        else "not known"
+        if ends.endswith("confidence")
+        else "never"
+    )
     return (
         *shown,
-        Tile(label="Emissions of a run", text=fmt.emissions_text(rec.emissions_kg_co2e), note=used),
-        Tile(label="Saving on a run", text=fmt.percent_text(rec.saving_fraction), note=against),
+        emissions,
+        Tile(
+            label="Saving on a run",
+            text=fmt.percent_text(rec.saving_fraction),
+            note=_saved_text(study),
+        ),
         own,
-        Tile(label="Pays back after", text=paid, note="a run saves nothing" if paid == "never" else ends),
+        Tile(
+            label="Pays back after",
+            text=paid,
+            note="a run saves nothing" if paid == "never" else ends,
+        ),
     )
 
 
 def _target(study: StudyView) -> str:
-    return f"{study.quality.bound_word} {study.quality.text(study.recommendation.target.value)}"
+    return (
+        f"{study.quality.bound_word} {study.quality.target_text(study.recommendation.target.value)}"
+    )
 
 
 def _mean_of(rec: Recommendation) -> str:
-    """Of how many runs the recommended or closest configuration's figures are means; nothing where it ran once."""
+    """Say of how many runs the recommended or closest configuration's figures are means.
+
+    The text is empty where it ran once.
+    """
     seeds = rec.confidence.seeds if rec.confidence else rec.closest.seeds if rec.closest else 1
     return f", mean of {seeds} seeds" if seeds > 1 else ""

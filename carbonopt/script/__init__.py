@@ -1,4 +1,6 @@
-"""The lines that a training script of your own has for a study; outside one they do nothing. See docs/script.md.
+"""The functions that your own training script calls for a study; outside a study they do nothing.
+
+docs/script.md has the details. A script uses either a trainer's callback, or a run around its loop:
 
     trainer = Trainer(..., callbacks=[carbonopt.script.callback("eval_accuracy")])
 

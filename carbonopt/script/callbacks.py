@@ -1,9 +1,16 @@
-"""The study's lines for trainers that call back: what they have where a loop of one's own has `with` and `if`."""
+"""Callbacks that report a training to the study, for Hugging Face's and Lightning's trainers.
 
+They do what `with` and `if` do in a training loop of one's own.
+"""
+
+from __future__ import annotations
+
+import os
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
-from carbonopt.core.trial import Phase
+from carbonopt.core import channel
+from carbonopt.core.states import Phase, Stage
 from carbonopt.script.run import Run
 
 if TYPE_CHECKING:
@@ -11,92 +18,191 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
 
 
-def callback(metric: str) -> "TrainerCallback":
-    """For Hugging Face's Trainer, and what derives from it: `Trainer(..., callbacks=[callback("eval_accuracy")])`.
+def _quality_name(metric: str, prefix: str) -> str:
+    """Return the name under which a metric is reported: without its prefix.
+
+    A metric whose whole name is the target's quality keeps it.
+    """
+    return metric if os.environ.get(channel.QUALITY) == metric else metric.removeprefix(prefix)
+
+
+class _TrainerHooks:
+    """The hooks of a callback of Hugging Face's Trainer."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self.quality = _quality_name(metric, "eval_")
+
+    run: Run | None = None
+    # True while Trainer.train runs, which may still evaluate and save after its last step
+    is_in_train = False
+    other_metrics: tuple[str, ...] = ()  # metrics of the last evaluation that lacked `metric`
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.run = Run(state.max_steps, getattr(args, "world_size", None))
+        self.run.check_metric(self.metric, self.quality)
+        self.run.check_begin(getattr(state, "global_step", 0) + 1)
+        self.is_in_train = True
+        if getattr(args, "eval_on_start", False):
+            self.run.enter(Phase.EVAL, Stage.EVALUATION)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert self.run is not None
+        self.run.step(state.global_step)
+        self.before_pause(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.before_pause(control)
+
+    def before_pause(self, control: Any) -> None:
+        """Enter the phase of an evaluation or a checkpoint that was decided to come next.
+
+        The Trainer has no hook where one begins.
+        """
+        if self.run is None:
+            return
+        if control.should_evaluate:
+            self.run.enter(Phase.EVAL, Stage.EVALUATION)
+        elif getattr(control, "should_save", False):
+            self.run.enter(Phase.SETUP, Stage.SAVING)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Enter the phase of an evaluation that was not announced.
+
+        It may be on a further data set, or made by another callback.
+        """
+        if self.run is not None and self.is_in_train:
+            self.run.enter(Phase.EVAL, Stage.EVALUATION, since_step=self.run.is_training)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        metrics: dict[str, float] = kwargs["metrics"]
+        # Skip an evaluation before the training, or after one that has reported its quality, such
+        # as a test on other data.
+        if self.run is None or (self.run.has_reported and not self.is_in_train):
+            return
+        if self.metric not in metrics:
+            self.other_metrics = tuple(metrics)
+        else:
+            evaluated = getattr(kwargs.get("eval_dataloader"), "dataset", None)
+            count = len(evaluated) if isinstance(evaluated, Sized) else None
+            control.should_training_stop |= self.run.report(
+                count=count, **{self.quality: metrics[self.metric]}
+            )
+        if control.should_training_stop:
+            self.run.end()
+        if self.run.has_ended and getattr(control, "should_save", False):  # a checkpoint comes next
+            self.run.enter(Phase.SETUP, Stage.SAVING)
+        else:
+            self.run.resume()
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        if self.run is not None and self.is_in_train:
+            self.run.resume()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.run is None or not self.is_in_train:
+            return
+        # With save_strategy="best" it is known only after the evaluation that a checkpoint is
+        # saved.
+        if self.run.is_training:
+            self.run.enter(Phase.SETUP, Stage.SAVING, since_step=True)
+        self.run.resume()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert self.run is not None
+        if self.other_metrics and not self.run.has_reported:
+            must = (
+                "carbonopt.script.callback must be given a metric that trainer.evaluate() returns"
+            )
+            has = f"{self.metric!r} is none of {', '.join(self.other_metrics)}"
+            self.run.refuse(f"{must}, but {has}; give one of them, or let compute_metrics make it.")
+        self.run.end()
+        self.is_in_train = False
+
+
+class _LightningHooks:
+    """The hooks of a callback of Lightning's Trainer."""
+
+    def __init__(self, metric: str) -> None:
+        super().__init__()
+        self.metric = metric
+        self.quality = _quality_name(metric, "val_")
+
+    run: Run | None = None  # None: during the check of the validation before the training
+    optimizer_steps = 0  # sum over all optimizers
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self.run = Run(int(trainer.estimated_stepping_batches), trainer.world_size)
+        self.run.check_metric(self.metric, self.quality)
+        self.run.check_begin(trainer.global_step + 1)
+        trainer.save_checkpoint = self.as_saving(trainer.save_checkpoint)
+
+    def as_saving(self, save: Any) -> Any:
+        """Wrap the saving of a checkpoint, so that its energy is not training's.
+
+        Lightning has no hook where a checkpoint has been saved.
+        """
+
+        def saved(*args: Any, **kwargs: Any) -> Any:
+            assert self.run is not None
+            with self.run.saving():
+                return save(*args, **kwargs)
+
+        return saved
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        # Lightning's global_step counts the steps of each optimizer, but its total those of one.
+        # With two optimizers, as GANs have, a batch is one step here.
+        if self.run is not None and trainer.global_step > self.optimizer_steps:
+            self.optimizer_steps = trainer.global_step
+            self.run.step()
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        if self.run is not None and not self.run.has_ended:
+            self.run.enter(Phase.EVAL, Stage.EVALUATION)
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        if self.run is None or self.run.has_ended:
+            return
+        if (value := trainer.callback_metrics.get(self.metric)) is not None:
+            quality: Any = {self.quality: float(value)}
+            trainer.should_stop |= self.run.report(**quality)
+        self.run.resume()
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        assert self.run is not None
+        self.run.end()
+
+
+def callback(metric: str) -> TrainerCallback:
+    """Return a callback for Hugging Face's Trainer and the trainers that derive from it.
+
+    It is used as `Trainer(..., callbacks=[callback("eval_accuracy")])`.
 
     Args:
-        metric: among those of `Trainer.evaluate`; without "eval_" its name is that of the target's quality.
+        metric: one of the metrics of `Trainer.evaluate`; without "eval_" its name is that of the
+            target's quality.
     """
     from transformers import TrainerCallback
 
-    class StudyCallback(TrainerCallback):
-        run: Run | None = None
-        other_metrics: tuple[str, ...] = ()  # of the last evaluation that had none of that name
+    class TrainerStudyCallback(_TrainerHooks, TrainerCallback):
+        pass
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.run = Run(state.max_steps)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            assert self.run is not None
-            self.run.step(state.global_step)
-            self.before_evaluation(control)
-
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.before_evaluation(control)
-
-        def before_evaluation(self, control: Any) -> None:
-            """The Trainer has no hook where an evaluation begins; that one will is decided here already."""
-            if control.should_evaluate and self.run is not None:
-                self.run.enter(Phase.EVAL)
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            metrics: dict[str, float] = kwargs["metrics"]
-            if self.run is None or not self.run.steps:  # before the training
-                return
-            if metric not in metrics:
-                self.other_metrics = tuple(metrics)
-            else:
-                evaluated = getattr(kwargs.get("eval_dataloader"), "dataset", None)
-                count = len(evaluated) if isinstance(evaluated, Sized) else None
-                quality = {metric.removeprefix("eval_"): metrics[metric]}
-                control.should_training_stop |= self.run.report(count=count, **quality)
-            if not control.should_training_stop:
-                self.run.resume()
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            assert self.run is not None
-            if self.other_metrics and not self.run.has_reported:
-                must = "carbonopt.script.callback must be given a metric that trainer.evaluate() returns"
-                has = f"{metric!r} is none of {', '.join(self.other_metrics)}"
-                self.run.refuse(f"{must}, but {has}; give one of them, or let compute_metrics make it.")
-            self.run.end()
-
-    return StudyCallback()
+    return TrainerStudyCallback(metric)
 
 
-def lightning_callback(metric: str) -> "lightning.Callback":
-    """For Lightning: `Trainer(..., callbacks=[lightning_callback("val_accuracy")])`.
+def lightning_callback(metric: str) -> lightning.Callback:
+    """Return a callback for Lightning's Trainer.
+
+    It is used as `Trainer(..., callbacks=[lightning_callback("val_accuracy")])`.
 
     Args:
-        metric: that a validation logs; without "val_" its name is that of the target's quality.
+        metric: a metric that a validation logs; without "val_" its name is that of the target's
+            quality.
     """
     import lightning
 
-    class StudyCallback(lightning.Callback):
-        run: Run | None = None  # None: in the check of the validation that comes before the training
+    class LightningStudyCallback(_LightningHooks, lightning.Callback):
+        pass
 
-        def on_train_start(self, trainer: Any, module: Any) -> None:
-            self.run = Run(int(trainer.estimated_stepping_batches))
-
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if self.run is not None and trainer.global_step > self.run.steps:
-                self.run.step(trainer.global_step)
-
-        def on_validation_start(self, trainer: Any, module: Any) -> None:
-            if self.run is not None:
-                self.run.enter(Phase.EVAL)
-
-        def on_validation_end(self, trainer: Any, module: Any) -> None:
-            if self.run is None:
-                return
-            if (value := trainer.callback_metrics.get(metric)) is not None:
-                quality: Any = {metric.removeprefix("val_"): float(value)}
-                trainer.should_stop |= self.run.report(**quality)
-            if not trainer.should_stop:
-                self.run.resume()
-
-        def on_train_end(self, trainer: Any, module: Any) -> None:
-            assert self.run is not None
-            self.run.end()
-
-    return StudyCallback()
+    return LightningStudyCallback(metric)

@@ -1,46 +1,65 @@
-"""One training as the study follows it."""
+"""A training of a user's own script that a study follows."""
 
+from __future__ import annotations
+
+import atexit
 import os
 import resource
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
-from carbonopt.core import events
+from carbonopt.core import channel
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
-from carbonopt.core.reported import evaluation, whole
-from carbonopt.core.trial import EvalPoint, Phase, Stage
+from carbonopt.core.reported import Reported, evaluation, whole
+from carbonopt.core.sockets import socket_address
+from carbonopt.core.states import Phase, Stage
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.train.client import Speaker
 from carbonopt.train.cpu_wait import CpuWait
 from carbonopt.train.failures import ending
 
+if TYPE_CHECKING:
+    from typing import Self
+
 
 def in_study() -> bool:
-    """Whether a study runs this script."""
-    return events.QUALITY in os.environ
+    """Return whether a study runs this script."""
+    return channel.QUALITY in os.environ
 
 
 class Run:
-    """One training, as the study follows it. To be used on every rank, since all of them wait for each other where a
-    phase changes. Outside a study its methods do nothing.
+    """A training that the study follows.
+
+    Use it on every rank, since all ranks wait for each other where a phase changes. Outside a study
+    its methods do nothing.
 
     Args:
-        total_steps: optimizer steps of the whole training. None: as `workload.steps` has it in the study file.
+        total_steps: optimizer steps of the whole training. None: the study file's `workload.steps`.
+        world_size: ranks that train together, by the script's library. None: by PyTorch and
+            accelerate.
     """
 
-    def __init__(self, total_steps: int | None = None) -> None:
+    _process: int | None = None  # the process that has begun a training which the study follows
+
+    def __init__(self, total_steps: int | None = None, world_size: int | None = None) -> None:
         self._total_steps = 0
         self._step, self._phase = 0, Phase.SETUP
-        self.has_reported, self._cores = False, CpuWait()
+        self._stage: Stage | None = None  # None: the usual stage of the phase
+        self._block: str | None = None  # the block that the script is in
+        self.has_reported, self.has_ended = False, False
+        self._cores = CpuWait()
         self._owner = os.getpid() if in_study() else None
         if self._is_followed:
-            with self._refusals_told():
+            with self._refusals_sent():
+                self._check_first()
                 self._total_steps = self._checked_total(total_steps)
+                _check_ranks(world_size)
+            atexit.register(self._at_exit)
             self.enter(Phase.TRAIN)
 
     def __enter__(self) -> Self:
@@ -54,104 +73,219 @@ class Run:
 
     @property
     def _is_followed(self) -> bool:
-        """By a study, which follows the script's own process alone and none that this one forks."""
+        """True if a study follows this process.
+
+        A study follows the script's own process, and none that the script forks.
+        """
         return self._owner == os.getpid()
 
     @property
     def steps(self) -> int:
-        """Made so far."""
+        """The number of steps made so far."""
         return self._step
+
+    @property
+    def is_training(self) -> bool:
+        """True if energy counts as training now."""
+        return self._phase is Phase.TRAIN
+
+    @staticmethod
+    def _check_first() -> None:
+        """Refuse a second training in the same script.
+
+        The quality would be that of the last training, but the energy that of all.
+        """
+        if Run._process == os.getpid():
+            one = (
+                "give the callback to one Trainer, or follow several, such as folds, by one"
+                " carbonopt.script.run"
+            )
+            mean = "with total_steps of all and one report of their mean at the end"
+            raise BadInput(
+                f"a script must have one training, but begins a second one; {one}, {mean}."
+            )
+        Run._process = os.getpid()
 
     @staticmethod
     def _checked_total(total_steps: int | None) -> int:
-        given = total_steps if total_steps is not None else int(os.environ[events.TOTAL_STEPS] or 0)
+        given = (
+            total_steps if total_steps is not None else int(os.environ[channel.TOTAL_STEPS] or 0)
+        )
         if given == 0:
-            raise BadInput("carbonopt.script.run needs total_steps, or the study file workload.steps.")
-        if _world_size() != (launched := int(os.environ[events.RANKS])):
-            ranks = f"the launch has {launched}, but WORLD_SIZE is {_world_size()}"
-            how = "let its launcher start {world_size} of them, or carbonopt do it (`python FILE`)"
-            raise BadInput(f"a script must run on the ranks of the launch: {ranks}; {how}.")
-        if _world_size() > 1 and _ranks() is None:
-            raise BadInput("torch.distributed must be initialised before carbonopt.script.run, but isn't.")
-        if (known := _ranks()) is not None:
-            known.check_devices()
+            raise BadInput(
+                "carbonopt.script.run needs total_steps, or the study file workload.steps."
+            )
         return whole("total_steps", given, 1)
 
-    def step(self, step: int | None = None) -> None:
-        """After each optimizer step, with its number from 1; None: the next one.
+    def check_begin(self, step: int) -> None:
+        """Refuse a training whose first step has another number than 1.
 
         Raises:
-            BadInput: if the number is none, below the last one, or above the total steps.
+            BadInput: if it goes on from a checkpoint, whose energy nobody measured in this trial.
+        """
+        if self._is_followed and step > 1:
+            must = "a trial must train from its first step, but its training begins at step"
+            how = "let it begin without a checkpoint, and call run.step() after each optimizer step"
+            self.refuse(f"{must} {step}; {how}.")
+
+    def check_metric(self, metric: str, quality: str) -> None:
+        """Refuse a callback whose metric is not the target's quality.
+
+        It is called before the training, so that the error doesn't wait for the first evaluation.
+
+        Args:
+            metric: the metric that the callback was given.
+            quality: the name under which its values will be reported.
+
+        Raises:
+            BadInput: if the target is another quality.
+        """
+        if self._is_followed and quality != (target := os.environ[channel.QUALITY]):
+            must = (
+                f"a callback must report {target}, the quality of the target, but is given"
+                f" {metric!r}"
+            )
+            self.refuse(
+                f"{must}, which reports {quality}; give it the metric of the target, or change the"
+                " target."
+            )
+
+    def step(self, step: int | None = None) -> None:
+        """Count an optimizer step; call this after each one.
+
+        Args:
+            step: the number of the step, from 1. None: the next one.
+
+        Raises:
+            BadInput: if the number is no whole number, below the last one, or not 1 at first; or if
+                the step is made within the block of an evaluation or a checkpoint, whose energy is
+                not training's.
         """
         if not self._is_followed:
             return
-        with self._refusals_told():
-            self._step = self._step + 1 if step is None else whole("run.step's number", step, self._step)
-            if self._step > self._total_steps:
-                must = f"a training must have total_steps optimizer steps at most: {self._total_steps}"
-                raise BadInput(f"{must}, but this is step {self._step}; give carbonopt.script.run those of all epochs.")
+        if self._block is not None:
+            self.refuse(
+                f"a step must be made outside `with {self._block}`, but is made within; end the"
+                " block before."
+            )
+        is_first = self._step == 0
+        with self._refusals_sent():
+            number = (
+                self._step + 1
+                if step is None
+                else whole("run.step's number", step, max(1, self._step))
+            )
+        if is_first:
+            self.check_begin(number)
+        if number > self._total_steps:
+            self._train_on(number)
+        self._step = number
+        is_last = number == self._total_steps
         if (speaker := _speaker()) is None:
             return
-        if self._step == 1:
-            if (ranks := _ranks()) is not None:
-                ranks.wait_for_device()
+        if (is_first or is_last) and (ranks := _ranks()) is not None:
+            ranks.wait_for_device()
+        if is_first:
             speaker.stage(Stage.STEPS)
-        # After an evaluation its report tells how long cores were waited for; a stop before the first needs it as well.
-        speaker.progress(self._step, self._total_steps, None if self.has_reported else self._cores.end)
+        # After an evaluation, its report has the time for which cores were waited for. A trial that
+        # is stopped before the first evaluation needs that, too.
+        speaker.progress(
+            number, self._total_steps, None if self.has_reported else self._cores.end, last=is_last
+        )
+
+    def _train_on(self, number: int) -> None:
+        """Go on with a training that makes more steps than were announced.
+
+        The study notes that of the trial.
+        """
+        self._total_steps = number
+        self.has_ended = False
+        if not self.is_training:
+            self.enter(Phase.TRAIN, since_step=True)
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Return a context manager for the evaluation of the model, whose energy is not training's.
+
+        Within another such block it does nothing.
+        """
+        return self._aside(Phase.EVAL, Stage.EVALUATION)
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Return a context manager for the saving of a checkpoint, whose energy is not training's.
+
+        Within another such block it does nothing.
+        """
+        return self._aside(Phase.SETUP, Stage.SAVING)
 
     @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """Around what evaluates the model: its energy is not training's. Within another one it does nothing."""
-        if self._phase is Phase.EVAL:
+    def _aside(self, phase: Phase, stage: Stage) -> Iterator[None]:
+        if self._stage in (Stage.EVALUATION, Stage.SAVING):
             yield
             return
-        self.enter(Phase.EVAL)
+        self.enter(phase, stage)
+        outer, self._block = self._block, f"run.{stage.value}()"
         try:
             yield
         except Exception:
-            if _world_size() == 1:  # the script may go on; of several ranks not all may have come here
+            # The script may go on. With several ranks, not all may have come here.
+            if _world_size() == 1:
                 self.resume()
             raise
+        finally:
+            self._block = outer
         self.resume()
 
     def report(self, /, *, count: int | None = None, **qualities: float) -> bool:
-        """Reports an evaluation; True: the study says stop, and every rank is told the same.
+        """Report an evaluation, and return whether to stop: True if the study says so.
+
+        Every rank gets the same answer. Before the first step the report is the quality at the
+        start. What the script did since its last step counts as evaluation.
 
         Args:
-            count: of examples or tokens that the quality is a mean over. None: not known.
-            qualities: by name, the study's target among them: `accuracy=0.93`. Shares are from 0 to 1.
+            count: examples or tokens that the quality is a mean over. None: not known.
+            qualities: values by name, with the study's target among them: `accuracy=0.93`. Shares
+                are from 0 to 1.
 
         Raises:
-            BadInput: if the target's quality is not among them or can't have such a value, or before the first step.
+            BadInput: if the target's quality is not among them or can't have such a value.
         """
         if not self._is_followed:
             return False
-        quality = quality_of(os.environ[events.QUALITY], os.environ[events.DIRECTION])  # type: ignore[arg-type]
-        with self._refusals_told():
-            if self._step == 0:
-                raise BadInput("a report must come after a step, but there was none; call run.step() after each one.")
+        quality = quality_of(os.environ[channel.QUALITY], os.environ[channel.DIRECTION])  # type: ignore[arg-type]
+        with self._refusals_sent():
             point = evaluation(quality, dict(qualities), count, self._step)
-        stop = self._told(point)
+        stop = self._send(point)
         if self._step >= self._total_steps:
             self.end()
         return stop
 
     def resume(self) -> None:
-        """After an evaluation: training goes on, unless all its steps are made."""
-        if self._step < self._total_steps:
+        """Go on with the training, or with what follows it if all its steps are made."""
+        if self.has_ended or self._step >= self._total_steps > 0:
+            self.enter(Phase.SETUP, Stage.AFTER)
+        else:
             self.enter(Phase.TRAIN)
 
     def end(self) -> None:
-        """The training has ended: what comes now, such as saving the model, is no part of it."""
-        if self._is_followed and self._step and (speaker := _speaker()) is not None:
-            speaker.progress(self._step, self._total_steps, last=True)
-        self.enter(Phase.SETUP)
+        """Say that the training has ended.
 
-    def enter(self, phase: Phase) -> None:
-        """Changes what energy counts as; every rank's device is idle then."""
-        if not self._is_followed or phase is self._phase:
+        What follows, such as testing the model, is no part of it.
+        """
+        self.has_ended = True
+        self.enter(Phase.SETUP, Stage.AFTER)
+
+    def enter(self, phase: Phase, stage: Stage | None = None, *, since_step: bool = False) -> None:
+        """Change what energy counts as; every rank's device is idle then.
+
+        Args:
+            phase: the phase that begins.
+            stage: the stage that begins; None: the usual one of the phase.
+            since_step: count everything since the last step, or since a phase that was announced
+                after it, as this phase.
+        """
+        if not self._is_followed or (phase, stage) == (self._phase, self._stage):
             return
-        ended, self._phase, ranks = self._phase, phase, _ranks()
+        ended, self._phase, self._stage, ranks = self._phase, phase, stage, _ranks()
         if ranks is not None:
             ranks.together()
         if ended is Phase.TRAIN:
@@ -159,32 +293,43 @@ class Run:
         if phase is Phase.TRAIN:
             self._cores.begin()
         if (speaker := _speaker()) is not None:
-            speaker.phase(phase)
+            speaker.catch_up()
+            speaker.phase(phase, stage, since_step=since_step)
         if ranks is not None:
             ranks.together()
 
-    def _told(self, point: EvalPoint) -> bool:
+    def _at_exit(self) -> None:
+        """Send the last step of a script that exits without having called `end`."""
+        if self._is_followed and (speaker := _speaker()) is not None:
+            with suppress(OSError):  # the study has ended the trial
+                speaker.catch_up()
+
+    def _send(self, point: Reported) -> bool:
         ranks, stop, self.has_reported = _ranks(), False, True
         peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / BYTES_PER_GIB
         waited = self._cores.end() if self._phase is Phase.TRAIN else self._cores.share
         if ranks is not None:
             peak_gib = ranks.largest(ranks.peak_memory_gib())
-            waited = None if waited is None else ranks.largest(waited)  # where one rank's kernel tells it, all do
+            # if one rank's kernel can tell it, all can
+            waited = None if waited is None else ranks.largest(waited)
         if (speaker := _speaker()) is not None:
-            told = events.Evaluated(
-                point=point, total_steps=self._total_steps, peak_memory_gib=peak_gib, cpu_wait_fraction=waited
-            )
-            stop = bool(speaker.evaluated(told))
+            speaker.catch_up()
+            measured = {"peak_memory_gib": peak_gib, "cpu_wait_fraction": waited}
+            stop = bool(speaker.evaluated(point=point, total_steps=self._total_steps, **measured))
         return stop if ranks is None else bool(ranks.largest(float(stop)))
 
     def refuse(self, sentence: str) -> None:
-        """Raises BadInput with that sentence, which the study hears."""
-        with self._refusals_told():
+        """Refuse what the script did, and tell the study why.
+
+        Raises:
+            BadInput: always, with that sentence.
+        """
+        with self._refusals_sent():
             raise BadInput(sentence)
 
     @contextmanager
-    def _refusals_told(self) -> Iterator[None]:
-        """What the script did wrong the study hears before the script ends of it."""
+    def _refusals_sent(self) -> Iterator[None]:
+        """Send a BadInput of the block to the study before it ends the script."""
         try:
             yield
         except BadInput as error:
@@ -192,15 +337,18 @@ class Run:
             raise
 
     def _failed(self, error: Exception) -> None:
-        """Tells the study why, as far as it can be told better than by a log."""
+        """Tell the study why the script failed, as far as this says more than a log does."""
         if self._is_followed and (speaker := _speaker()) is not None:
             kind, _, text = ending(error)
             speaker.failed(kind, text)
 
 
 def run(total_steps: int | None = None) -> Run:
-    """To be called on every rank when model and optimizer are ready and the first step comes next: from here on energy
-    counts as training. With `with` around the loop it counts no more where that ends, be it early. Arguments as `Run`.
+    """Begin the training that the study follows; from here on energy counts as training.
+
+    Call it on every rank when model and optimizer are ready and the first step comes next. If
+    `with` is used around the loop, energy stops counting as training at the end of the block, be it
+    early. The arguments are those of `Run`.
 
     Raises:
         BadInput: if there are no total steps, or the ranks aren't those of the launch.
@@ -210,15 +358,17 @@ def run(total_steps: int | None = None) -> Run:
 
 @cache
 def _speaker() -> Speaker | None:
-    """Rank 0's connection to the study; None on the other ranks."""
+    """Return rank 0's connection to the study; None on the other ranks."""
     if _rank() > 0:
         return None
-    if events.CHANNEL_PATH not in os.environ:
+    if channel.CHANNEL_PATH not in os.environ:
         raise BadInput(
-            "rank 0 must run on the first machine of the launch, where the study is heard, but runs elsewhere."
+            "rank 0 must run on the first machine of the launch, where the study is heard, but runs"
+            " elsewhere."
         )
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(os.environ[events.CHANNEL_PATH])
+    with socket_address(os.environ[channel.CHANNEL_PATH]) as address:
+        connection.connect(address)
     return Speaker(connection)
 
 
@@ -230,12 +380,54 @@ def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
+def _check_ranks(world_size: int | None) -> None:
+    """Check that the script's ranks are those of the launch and train together.
+
+    Otherwise each rank would train a copy of its own.
+
+    Args:
+        world_size: the number of ranks by the script's library.
+
+    Raises:
+        BadInput: if they are not.
+    """
+    launched = int(os.environ[channel.RANKS])
+    how = "let its launcher start {world_size} of them, or carbonopt do it (`python FILE`)"
+    seen = {"WORLD_SIZE": _world_size(), "the Trainer's world size": world_size}
+    if (torch := sys.modules.get("torch")) is not None and torch.distributed.is_available():
+        is_initialized = torch.distributed.is_initialized()
+        seen["torch.distributed's world size"] = (
+            torch.distributed.get_world_size() if is_initialized else None
+        )
+    if (accelerate := sys.modules.get("accelerate.state")) is not None:
+        seen["accelerate's num_processes"] = accelerate.PartialState._shared_state.get(
+            "num_processes"
+        )
+    for name, ranks in seen.items():
+        if ranks not in (None, launched):
+            raise BadInput(
+                f"a script must run on the ranks of the launch: there are {launched}, but {name} is"
+                f" {ranks}; {how}."
+            )
+    if launched > 1 and _ranks() is None:
+        raise BadInput(
+            "torch.distributed must be initialised before carbonopt.script.run, but isn't."
+        )
+    if (known := _ranks()) is not None:
+        known.check_devices()
+
+
 def _ranks() -> Any:
-    """What ranks do together, where the script uses PyTorch; None: there is one rank alone, on a CPU as far as is
-    known, or PyTorch's ranks don't know each other yet."""
+    """Return the module of what ranks do together, where the script uses PyTorch.
+
+    It is None where there is one rank alone, on a CPU as far as is known, or where PyTorch's ranks
+    don't know each other yet.
+    """
     if (torch := sys.modules.get("torch")) is None:
         return None
-    if _world_size() > 1 and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if _world_size() > 1 and not (
+        torch.distributed.is_available() and torch.distributed.is_initialized()
+    ):
         return None
     from carbonopt.train import ranks
 

@@ -1,4 +1,7 @@
-"""Configurations that could be tried next: all that are left, or if there are many, random ones and neighbours."""
+"""Configurations that could be tried next.
+
+These are all that are left or, if there are many, random ones and neighbours of good ones.
+"""
 
 import itertools
 import math
@@ -7,30 +10,35 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
-from carbonopt.core.dimensions import ToldAffects, affecting
+from carbonopt.core.dimensions import StatedAffects, affecting
 
 Values = dict[str, Any]
-Key = tuple[Any, ...]  # of a configuration: its values, in the dimensions' order
-Distributions = dict[str, BaseDistribution]  # of each dimension, by its name
+Key = tuple[Any, ...]  # a configuration's values, in the dimensions' order
+Distributions = dict[str, BaseDistribution]  # the distribution of each dimension, by its name
 
-ENUMERATED = 4096  # configurations; of more, some are drawn
+ENUMERATED = 4096  # the most configurations that are enumerated; from a larger space some are drawn
 DRAWN = 1024
-NEAR = 0.15  # of a dimension's range: how far a neighbour of a good configuration may be
-ENOUGH = 64  # new ones that can exist; while fewer were drawn, more are
-ROUNDS = 32  # of draws, after which what was found has to do
+NEAR = 0.15  # share of a dimension's range by which neighbours typically differ
+ENOUGH = 64  # new configurations that can exist; drawing goes on while fewer were found
+ROUNDS = 32  # the most rounds of draws
 
 
 class Candidates:
-    """Of a space with these dimensions.
+    """The configurations of a space with these dimensions.
 
     Args:
-        valid: whether a combination of values can exist.
-        listed: all combinations that can exist, where they are known; they may have further, constant dimensions. The
-            attribute is without these, and None where there are too many.
-        canonical: of combinations that train alike the one that is tried.
-        affects: what dimensions affect that carbonopt doesn't know.
+        valid: returns whether a combination of values can exist.
+        listed: all combinations that can exist, if they are known; they may have further, constant
+            dimensions. The attribute `listed` is without these, and None where there are too many.
+        canonical: maps combinations that train alike to the one of them that is tried.
+        affects: what dimensions that carbonopt doesn't know affect.
     """
 
     def __init__(
@@ -39,14 +47,24 @@ class Candidates:
         valid: Callable[[Values], bool],
         listed: Sequence[Mapping[str, Any]] | None = None,
         canonical: Callable[[Values], Values] = dict,
-        affects: Mapping[str, ToldAffects] | None = None,
+        affects: Mapping[str, StatedAffects] | None = None,
     ) -> None:
         self._distributions, self._valid, self._canonical = distributions, valid, canonical
         self._affects = affects
-        self.listed = self._product() if listed is None else [self._named(values, "listed") for values in listed]
+        self.listed = (
+            self._product()
+            if listed is None
+            else [self._named(values, "listed") for values in listed]
+        )
 
-    def untried(self, tried: Collection[Key], centres: Sequence[Values], rng: Generator) -> list[Values]:
-        """Configurations that can exist and are not among `tried`, of a large space more near `centres`: good ones."""
+    def untried(
+        self, tried: Collection[Key], centres: Sequence[Values], rng: Generator
+    ) -> list[Values]:
+        """Return configurations that can exist and are not among `tried`.
+
+        Of a large space, not all are returned, but random ones and more near `centres`, which are
+        good configurations.
+        """
         left = None
         if self.listed is not None:
             left = [values for values in self.listed if tuple(values.values()) not in tried]
@@ -64,7 +82,7 @@ class Candidates:
         return list(new.values())
 
     def alike(self, values: Values, tried: Collection[Key]) -> list[Values]:
-        """This configuration, and the untried ones that reach the same quality by other settings."""
+        """Return this configuration and the untried ones of the same quality by other settings."""
         of_quality = affecting("quality", self._distributions, self._affects)
         lists = {
             name: [values[name]] if name in of_quality else _values(distribution) or [values[name]]
@@ -72,21 +90,36 @@ class Candidates:
         }
         if math.prod(map(len, lists.values())) > ENUMERATED:
             return [values]
-        combinations = (dict(zip(lists, combined, strict=True)) for combined in itertools.product(*lists.values()))
-        others = (other for other in combinations if other != values and tuple(other.values()) not in tried)
+        combinations = (
+            dict(zip(lists, combined, strict=True))
+            for combined in itertools.product(*lists.values())
+        )
+        others = (
+            other
+            for other in combinations
+            if other != values and tuple(other.values()) not in tried
+        )
         return [values, *filter(self._valid, others)]
 
     def any(self, rng: Generator) -> Values:
-        """One that can exist, tried or not; ValueError if none was found."""
+        """Return a random configuration that can exist, tried or not.
+
+        Raises:
+            ValueError: if none was found.
+        """
         if untried := self.untried((), (), rng):
             return untried[int(rng.integers(len(untried)))]
-        raise ValueError("valid must allow some combination of the search space, but it refused all that were drawn.")
+        raise ValueError(
+            "valid must allow some combination of the search space, but it refused all that were"
+            " drawn."
+        )
 
     def _named(self, values: Any, what: str) -> Values:
-        """With these dimensions alone, in their order."""
+        """Return these dimensions' values alone, in their order."""
         if not isinstance(values, Mapping) or not values.keys() >= self._distributions.keys():
             raise ValueError(
-                f"{what} must give a value for each of {', '.join(self._distributions)}, but got {values!r}."
+                f"{what} must give a value for each of {', '.join(self._distributions)}, but got"
+                f" {values!r}."
             )
         return {name: values[name] for name in self._distributions}
 
@@ -94,13 +127,18 @@ class Candidates:
         lists = {name: _values(distribution) for name, distribution in self._distributions.items()}
         if not all(lists.values()) or math.prod(map(len, lists.values())) > ENUMERATED:
             return None
-        combinations = (dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values()))
+        combinations = (
+            dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())
+        )
         return [values for values in combinations if self._valid(values)]
 
     def _drawn(self, left: Sequence[Values] | None, rng: Generator) -> list[Values]:
         if left is not None:
             return [left[index] for index in rng.choice(len(left), DRAWN, replace=False)]
-        return [{name: draw(dist, rng) for name, dist in self._distributions.items()} for _ in range(DRAWN)]
+        return [
+            {name: draw(dist, rng) for name, dist in self._distributions.items()}
+            for _ in range(DRAWN)
+        ]
 
     def _neighbours(self, centres: Sequence[Values], rng: Generator) -> Iterator[Values]:
         names = list(self._distributions)
@@ -111,26 +149,33 @@ class Candidates:
 
 
 def movable(distributions: Mapping[str, BaseDistribution]) -> Distributions:
-    """Those of more than one value, which are searched."""
-    return {name: distribution for name, distribution in distributions.items() if not distribution.single()}
+    """Return the dimensions of more than one value, which are the ones that are searched."""
+    return {
+        name: distribution
+        for name, distribution in distributions.items()
+        if not distribution.single()
+    }
 
 
 def draw(distribution: BaseDistribution, rng: Generator) -> Any:
-    """A random value of one dimension."""
+    """Draw a random value of one dimension."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[int(rng.integers(len(distribution.choices)))]
     return _at(distribution, float(rng.random()))
 
 
 def _values(distribution: BaseDistribution) -> list[Any]:
-    """Those of a dimension that has countably many, few enough; else none."""
+    """Return all values of a dimension, or none if they are too many or not countable."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     low, step = distribution.low, distribution.step
     if step is None or (distribution.high - low) / step > ENUMERATED:
         return []
-    return [type(low)(low + index * step) for index in range(int((distribution.high - low) / step + 1e-9) + 1)]
+    return [
+        type(low)(low + index * step)
+        for index in range(int((distribution.high - low) / step + 1e-9) + 1)
+    ]
 
 
 def _near(distribution: BaseDistribution, value: Any, rng: Generator) -> Any:
@@ -144,13 +189,15 @@ def _near(distribution: BaseDistribution, value: Any, rng: Generator) -> Any:
 
 
 def _at(distribution: BaseDistribution, share: float) -> Any:
-    """The value at a share of the range, on the scale that it is searched on."""
+    """Return the value at a share of the range, on the scale on which the range is searched."""
     assert isinstance(distribution, IntDistribution | FloatDistribution)
     low, high = distribution.low, distribution.high
-    if distribution.log:  # a range can be wider than what a float's ratio holds
+    if distribution.log:  # not by high / low, which may exceed what a float holds
         value = math.exp((1 - share) * math.log(low) + share * math.log(high))
     else:
         value = (1 - share) * low + share * high
     if distribution.step is not None:
         value = low + round((value - low) / distribution.step) * distribution.step
-    return type(low)(min(high, max(low, round(value) if isinstance(distribution, IntDistribution) else value)))
+    return type(low)(
+        min(high, max(low, round(value) if isinstance(distribution, IntDistribution) else value))
+    )

@@ -1,22 +1,42 @@
-"""When a running trial costs too much to become the recommendation."""
+"""The cap: the rule that stops a running trial which costs too much to be recommended.
+
+`study.trial_runner` sets the cap when a trial begins: the emissions of the cheapest trial that
+meets the target, as `Strategy.meeting` names them. The start, repeats and studies of a whole front
+have none. `study.trial_watch` asks the rule while the trial runs.
+"""
 
 # Before this share of its steps, a trial's cost per step says little about the whole.
-PROBE = 0.05
-# By how much, as a share, the steps that are left may turn out cheaper than those so far: on an H200 host the same
-# configuration's first steps differed by a tenth from run to run.
-MARGIN = 0.25
+PROJECTED_FROM = 0.05
+# Share by which the remaining steps may turn out cheaper than those so far: on an H200 host the
+# same configuration's first steps differed by a tenth from run to run.
+CHEAPER_REST = 0.25
 
 
-def passes_cap(
-    cap_kg_co2e: float | None, spent_kg_co2e: float, share: float = 0.0, projected_kg_co2e: float = 0.0
+def exceeds_cap(
+    cap_kg_co2e: float | None,
+    spent_kg_co2e: float,
+    share: float = 0.0,
+    projected_kg_co2e: float = 0.0,
+    *,
+    contended: bool = False,
 ) -> bool:
-    """Whether a trial can't become the recommendation: energy only grows, so one above the best feasible one's
-    emissions can't, nor one that is sure to get there.
+    """Return whether a trial costs too much to become the recommendation, and so is stopped.
+
+    Energy only grows. A trial is out if its emissions are above those of the best feasible trial,
+    or are sure to get there.
 
     Args:
-        cap_kg_co2e: the best feasible one's; None: there is none yet.
-        share: of the trial's steps, those that `projected_kg_co2e` is told from.
-        projected_kg_co2e: emissions at its end, if every step costs what those so far have cost.
+        cap_kg_co2e: emissions of the best feasible trial; None: there is none yet.
+        share: share of the trial's steps from which `projected_kg_co2e` is projected.
+        projected_kg_co2e: emissions at the trial's end, if every step costs what those so far have
+            cost.
+        contended: whether other work uses its cores, too. Nothing is projected then: the first
+            steps of one and the same configuration have differed by 60 %, as OpenMP's threads look
+            for work until they know of it.
     """
-    likely_kg_co2e = projected_kg_co2e * (1 - MARGIN * (1 - share)) if share >= PROBE else 0.0
+    likely_kg_co2e = (
+        projected_kg_co2e * (1 - CHEAPER_REST * (1 - share))
+        if share >= PROJECTED_FROM and not contended
+        else 0.0
+    )
     return cap_kg_co2e is not None and max(spent_kg_co2e, likely_kg_co2e) > cap_kg_co2e

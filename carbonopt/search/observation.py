@@ -1,4 +1,7 @@
-"""What a trial has taught so far, ended, stopped or running; of carbonopt's studies, or anybody's Optuna study."""
+"""Observations of trials: the form in which the models see a finished, stopped or running trial.
+
+The trials are those of carbonopt's studies, or of any Optuna study.
+"""
 
 import dataclasses
 import itertools
@@ -17,27 +20,36 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.trial import EvalPoint, Kernels, StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
 
-Values = Mapping[str, Any]  # of a configuration, by its dimensions' names
+Values = Mapping[str, Any]  # a configuration's values, by its dimensions' names
 
-# User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials are needed; with
-# these, stopped and running trials teach as well.
-CURVE = "curve"  # [[optimizer step, sum ÷ count of the quality], ...]: mean NLL in nats, accuracy; NaN: it diverged
+# User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials
+# are needed; with these attributes, stopped and running trials are observed as well.
+# [[optimizer step, sum ÷ count of the quality], ...]: mean NLL in nats, accuracy; NaN if it
+# diverged
+CURVE = "curve"
 TOTAL_STEPS = "total_steps"
 COST_PER_STEP = "cost_per_step"  # in the unit of the first objective
 PEAK_MEMORY_GIB = "peak_memory_gib"
 OUT_OF_MEMORY = "out_of_memory"
 
 UNTOLD_EXAMPLES = 1000
+_MOST_POINTS = 128  # kept of one curve; the recorded searches have at most 102
 
-# What the models look into, and what stands in for it where it is missing.
+# The values that the models look into, each with what stands in for it where it is missing.
 NEEDED = {
-    **{"global_batch_size": 1, "learning_rate": 1.0, "epochs": 1, "lr_scheduler": None, "warmup_ratio": None},
+    **{
+        "global_batch_size": 1,
+        "learning_rate": 1.0,
+        "epochs": 1,
+        "lr_scheduler": None,
+        "warmup_ratio": None,
+    },
     **{"world_size": 1, "learning_rate_scaling": None},
 }
 
 
-class _Told(Frozen):
-    """These attributes of a trial."""
+class _UserAttributes(Frozen):
+    """The user attributes from which a trial that is not carbonopt's is observed."""
 
     curve: tuple[tuple[Finite, float], ...] = ()
     total_steps: int | None = Field(default=None, gt=0, le=10**18)
@@ -46,38 +58,50 @@ class _Told(Frozen):
     out_of_memory: bool = False
 
     @classmethod
-    def of(cls, trial: FrozenTrial) -> "_Told":
-        told = {name: value for name, value in trial.user_attrs.items() if name in cls.model_fields}
+    def of(cls, trial: FrozenTrial) -> "_UserAttributes":
+        attributes = {
+            name: value for name, value in trial.user_attrs.items() if name in cls.model_fields
+        }
         try:
-            return cls.model_validate(told)
+            return cls.model_validate(attributes)
         except ValidationError as error:
             name, why = str(error.errors()[0]["loc"][0]), error.errors()[0]["msg"]
             which = f"trial {trial.number}: carbonopt's sampler can't use the user attribute {name}"
-            refused = f"{which}, {str(told[name])[:80]!r}: {why}; set another value, or rename it."
+            refused = (
+                f"{which}, {str(attributes[name])[:80]!r}: {why}; set another value, or rename it."
+            )
             raise ValueError(refused) from error
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One trial. Costs are in the study's own unit: kWh of training in carbonopt's, else the first objective's."""
+    """The observation of one trial.
+
+    Costs are in the study's own unit: kWh of training in carbonopt's studies, else that of the
+    first objective.
+    """
 
     number: int
     params: Values
-    curve: tuple[tuple[float, float], ...]  # share of all steps, loss (see `Quality`); rising shares
+    # share of all steps, loss (see `Quality`); shares rise
+    curve: tuple[tuple[float, float], ...]
     total_steps: int | None
     cost_per_step: float | None = None
-    cost: float | None = None  # of the training of a complete trial
-    overhead_cost: float | None = None  # spent beside the training: set-up, evaluations
+    cost: float | None = None  # cost of the training of a complete trial
+    overhead_cost: float | None = None  # cost beside the training: set-up, evaluations
     complete: bool = False
     out_of_memory: bool = False
-    diverged: bool = False  # its loss was no finite number any more
-    first_cost: float | None = None  # of the first step, beyond a mean one; None: `cost_per_step` has it in it
-    kernels: Kernels | None = None  # of that step
+    diverged: bool = False  # its loss stopped being a finite number
+    # cost of the first step beyond that of a mean one; None: `cost_per_step` includes it
+    first_cost: float | None = None
+    kernels: Kernels | None = None  # kernels of the first step
     probe: bool = False
-    broken: bool = False  # a probe that failed, as a trial of these settings would
+    broken: bool = False  # a probe that failed, as a trial with these settings would
     peak_memory_gib: float | None = None
-    wait_fraction: float = 0.0  # share of the time in which other work had its cores, by which its costs are less sure
-    examples: float = math.inf  # in an evaluation, where the loss is a share of errors (`Quality.is_share`)
+    # share of the time in which other work used its cores, which makes its costs less certain
+    wait_fraction: float = 0.0
+    # examples of an evaluation, if the loss is a share of errors (`Quality.is_share`)
+    examples: float = math.inf
 
     @property
     def final_loss(self) -> float | None:
@@ -87,34 +111,49 @@ class Observation:
 def observe(
     trial: FrozenTrial, quality: Quality, with_fixed: Callable[[dict[str, Any]], Values] = dict
 ) -> Observation | None:
-    """What a trial has taught; None for one that has not begun. Raises ValueError if what it was told can't be.
+    """Return the observation of a trial; None for one that has not begun.
 
     Args:
         with_fixed: adds what is fixed to the values of a trial that is not carbonopt's.
+
+    Raises:
+        ValueError: if the trial's values or user attributes are impossible.
     """
     record = trial.user_attrs.get("record")
     if isinstance(record, dict) and record.keys() >= {"trial", "state", "params", "evals"}:
         return of_record(TrialRecord.from_json(record))
     if trial.state == OptunaState.WAITING:
         return None
-    told = _Told.of(trial)
-    total = told.total_steps
-    _check_steps(trial.number, [step for step, _ in told.curve], total)
-    curve = [(step / total, quality.loss(mean)) for step, mean in told.curve] if total else []
-    if fault := next(filter(None, (quality.beyond(quality.value(mean, 1)) for _, mean in told.curve)), None):
-        raise ValueError(f"trial {trial.number}: {quality.name} in its user attribute {CURVE} {fault}.")
+    attributes = _UserAttributes.of(trial)
+    total = attributes.total_steps
+    _check_steps(trial.number, [step for step, _ in attributes.curve], total)
+    curve = [(step / total, quality.loss(mean)) for step, mean in attributes.curve] if total else []
+    if problem := next(
+        filter(None, (quality.beyond(quality.value(mean, 1)) for _, mean in attributes.curve)), None
+    ):
+        raise ValueError(
+            f"trial {trial.number}: {quality.name} in its user attribute {CURVE} {problem}."
+        )
     complete = trial.state == OptunaState.COMPLETE
-    cost, per_step = None, told.cost_per_step
-    end = told.curve[-1][1] if told.curve else 0.0
+    cost, per_step = None, attributes.cost_per_step
+    end = attributes.curve[-1][1] if attributes.curve else 0.0
     if complete:
         if len(trial.values) != 2:
-            raise ValueError(f"trial {trial.number} must have a cost and a {quality.name}, but has {trial.values}.")
+            raise ValueError(
+                f"trial {trial.number} must have a cost and a {quality.name}, but has"
+                f" {trial.values}."
+            )
         cost, value = trial.values
         if not cost > 0 or quality.beyond(value) or math.isnan(value):
-            told_both = f"trial {trial.number} has {cost:g} and {value:g}; tell a trial that has none as failed"
-            raise ValueError(f"cost must be above 0 and {quality.name} {quality.bounds_text}, but {told_both}.")
+            but = (
+                f"trial {trial.number} has {cost:g} and {value:g}; tell a trial that has none as"
+                " failed"
+            )
+            raise ValueError(
+                f"cost must be above 0 and {quality.name} {quality.bounds_text}, but {but}."
+            )
         cost = cost if math.isfinite(cost) else None
-        # What was told as the trial's value is its end, whatever stands in the curve.
+        # The trial's value is its end, whatever the curve says.
         end = quality.loss_of(value)
         curve = [*(point for point in curve if point[0] < 1), (1.0, end)]
     if per_step is None and cost is not None and total:
@@ -127,9 +166,9 @@ def observe(
         cost_per_step=per_step,
         cost=cost,
         complete=complete,
-        out_of_memory=told.out_of_memory,
+        out_of_memory=attributes.out_of_memory,
         diverged=not math.isfinite(end),
-        peak_memory_gib=told.peak_memory_gib,
+        peak_memory_gib=attributes.peak_memory_gib,
     )
 
 
@@ -139,13 +178,19 @@ def _check_steps(number: int, steps: Sequence[float], total: int | None) -> None
         if step <= before:
             raise ValueError(f"{which} rise, but {before:g} is followed by {step:g}.")
     if total is not None and steps and steps[-1] > total:
-        raise ValueError(f"{which} be at most its {TOTAL_STEPS}, {total}, but the last is {steps[-1]:g}.")
+        raise ValueError(
+            f"{which} be at most its {TOTAL_STEPS}, {total}, but the last is {steps[-1]:g}."
+        )
 
 
 def of_record(record: TrialRecord) -> Observation:
-    """What a trial of carbonopt's has taught."""
+    """Return the observation of a trial of carbonopt's."""
     quality, total, energy = record.quality.of, record.total_steps, record.energy_kwh
-    measured = [(point.train_energy_kwh, point.step) for point in record.evals if point.train_energy_kwh]
+    measured = [
+        (point.train_energy_kwh, point.step)
+        for point in record.evals
+        if point.train_energy_kwh and point.step
+    ]
     if not measured and energy and energy.train and record.steps_done:
         measured = [(energy.train, record.steps_done)]
     complete = record.state == TrialState.COMPLETE
@@ -173,7 +218,7 @@ def of_record(record: TrialRecord) -> Observation:
 def of_evaluations(
     number: int, params: Values, evals: Sequence[EvalPoint], total_steps: int, quality: Quality
 ) -> Observation:
-    """What a running trial has taught."""
+    """Return the observation of a running trial."""
     energy_kwh, step = evals[-1].train_energy_kwh, evals[-1].step
     return Observation(
         number,
@@ -186,8 +231,11 @@ def of_evaluations(
 
 
 def of_probe(record: TrialRecord) -> Observation | None:
-    """What a probe has taught, which has no curve and no cost of a whole training; None for one that runs, or was ended
-    before it had measured: that says nothing, and is made again."""
+    """Return the observation of a probe, which has no curve and no cost of a whole training.
+
+    The result is None for a probe that runs, or that was ended before it had measured: such a probe
+    says nothing, and is made again.
+    """
     if record.state is TrialState.RUNNING or record.stop_reason not in (StopReason.PROBE, None):
         return None
     failed = record.state is not TrialState.INFEASIBLE and record.stop_reason is None
@@ -202,19 +250,25 @@ def of_probe(record: TrialRecord) -> Observation | None:
 
 
 def examples(point: EvalPoint, quality: Quality) -> float:
-    """That a share of errors is of; infinite where the loss is none. A script that reports a share alone has counted
-    it over some: taken for UNTOLD_EXAMPLES."""
+    """Return the number of examples that a share of errors refers to; infinite for other losses.
+
+    A script that reports only a share has counted it over an unknown number, for which
+    UNTOLD_EXAMPLES is taken.
+    """
     if not quality.is_share:
         return math.inf
     return point.count if point.count > 1 else UNTOLD_EXAMPLES
 
 
 def trial_params(values: Values) -> TrainingParams:
-    """The configuration as far as the models look into it."""
+    """Return the part of a configuration that the models look into."""
     known = {name: values.get(name, default) for name, default in NEEDED.items()}
-    if known["lr_scheduler"] not in LR_SCHEDULERS:  # of another library: taken for one that falls linearly
+    # A scheduler of another library is taken for one that falls linearly.
+    if known["lr_scheduler"] not in LR_SCHEDULERS:
         known["lr_scheduler"] = None
-    return _trial_params(*known.values(), values.get("micro_batch_size_per_gpu", known["global_batch_size"]))
+    return _trial_params(
+        *known.values(), values.get("micro_batch_size_per_gpu", known["global_batch_size"])
+    )
 
 
 @lru_cache(maxsize=8192)
@@ -223,5 +277,11 @@ def _trial_params(*values: Any) -> TrainingParams:
 
 
 def _finite(curve: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Its finite losses; what was before the first step tells nothing about the steps."""
-    return tuple((share, loss) for share, loss in curve if math.isfinite(loss) and share > 0)
+    """Return the finite losses of a curve, thinned to a limited number.
+
+    The models' time grows with the cube of that number. The last loss is kept. A loss before the
+    first step is left out, since it says nothing about the steps.
+    """
+    finite = [(share, loss) for share, loss in curve if math.isfinite(loss) and share > 0]
+    kept = min(len(finite), _MOST_POINTS)
+    return tuple(finite[len(finite) * (place + 1) // kept - 1] for place in range(kept))

@@ -1,16 +1,19 @@
-"""Who works on a study: each call of `carbonopt run` is a worker, with an identity and a heartbeat in the storage.
+"""The workers of a study: the processes that run its trials, with identities and heartbeats.
 
-One live worker at a time leads a study; any number of others join it. A second one that would lead is refused, also one
-that starts in the same instant; a dead one is replaced, and its trials are taken over. Dead is a worker of this machine
-as soon as its process is gone (not while it is stopped, or too busy to be heard), and one elsewhere when it was last
-heard more than DEAD_AFTER_S ago by the clock of the storage's database; if it lives, it finds out in the transaction of
-the next thing that it stores, which then isn't stored, and ends its trial.
-A worker is heard every HEARTBEAT_S, wherever it asks whether it was interrupted, and not by a thread of its own: what
-hangs isn't heard either.
+One live worker at a time leads a study; any number of others join it. A second worker that would
+lead is refused, even if it starts in the same instant; a dead one is replaced, and its trials are
+taken over.
 
-Workers take turns where one must not see another's half-done work: to see what has ended, to choose the next trial and
-to begin it. Whose turn it is, a lock says that its process loses when it dies: of a file beside SQLite's, else of the
-database's session.
+A worker on this machine is dead as soon as its process is gone, but not while it is stopped or too
+busy for heartbeats. A worker elsewhere is dead when its last heartbeat is more than DEAD_AFTER_S
+old by the clock of the storage's database. If it is alive after all, its next transaction that
+stores something fails, and it ends its trial. Heartbeats come every HEARTBEAT_S from the places
+where a worker checks whether it was interrupted, and not from a thread of its own: a worker that
+hangs sends none.
+
+A lock protects the steps in which a worker must not see another's half-done work: seeing which
+trials have finished, choosing the next trial and beginning it. A process loses the lock when it
+dies. It is the lock of a file beside SQLite's file, else a lock of the database.
 """
 
 import fcntl
@@ -45,22 +48,26 @@ from sqlalchemy import (
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from carbonopt.core.errors import BadInput, CarbonoptError
+from carbonopt.core.files import lock_file
 from carbonopt.core.units import human_duration
 from carbonopt.core.values import Frozen
-from carbonopt.storage.paths import turn_file
+from carbonopt.storage.locked_storage import unless_held
+from carbonopt.storage.paths import workers_lock_path
 from carbonopt.storage.url import made_by_two
 
 HEARTBEAT_S = 5.0
-DEAD_AFTER_S = 60.0  # without a heartbeat; as long as a virtual machine may stand still while it is moved
-_LOOK_AGAIN_S = 0.01  # whether another worker's turn is over, of a file's lock
-_WAIT_S = 1  # at most so long for the lock of a database, before the caller looks whether it was interrupted
+# Longest time without a heartbeat: a virtual machine may stand still for so long while it is moved.
+DEAD_AFTER_S = 60.0
+_LOOK_AGAIN_S = 0.01  # interval between attempts to lock a file
+# Longest wait for the lock of a database before the caller checks whether it was interrupted.
+_WAIT_S = 1
 _TAKEN = "55P03"  # PostgreSQL's code for a lock that was not free in time
 
 # A row for each worker. Only the database's clock is used, in seconds since 1970.
 _WORKERS = Table(
     "carbonopt_study_workers",
     MetaData(),
-    Column("study", String(300), primary_key=True),  # both within MySQL's limit for a key
+    Column("study", String(300), primary_key=True),
     Column("worker", String(320), key="id", primary_key=True),
     Column("joins", Boolean, nullable=False),
     Column("host", String(255), nullable=False),
@@ -73,31 +80,38 @@ _WORKERS = Table(
 _CLOCKS = {
     "sqlite": "(julianday('now') - 2440587.5) * 86400.0",  # 1970 as a Julian day
     "postgresql": "extract(epoch from clock_timestamp())",
-    **dict.fromkeys(("mysql", "mariadb"), "unix_timestamp(now(6))"),
 }
 
 
 class Worker(Frozen):
-    """One call of `carbonopt run`."""
+    """A worker: a process that runs a study's trials, one at a time.
 
-    id: str  # names it in records and sessions
+    It is a call of `carbonopt run`, or one of the local workers that a call has forked.
+    """
+
+    id: str  # its name in records and sessions
     host: str
     pid: int
-    process: str  # which process of which system had that number, for those who can see it
+    process: str  # identifies the process and its system, since numbers are used again
 
     @classmethod
     def this(cls) -> "Worker":
         host, pid = socket.gethostname(), os.getpid()
-        return cls(id=f"{host}-{pid}-{secrets.token_hex(4)}", host=host, pid=pid, process=_process(pid))
+        return cls(
+            id=f"{host}-{pid}-{secrets.token_hex(4)}", host=host, pid=pid, process=_process(pid)
+        )
 
     @property
     def is_here(self) -> bool:
-        """Whether its process can be seen from here: on this machine, since it was started, and in this container."""
+        """True if its process can be seen from here.
+
+        It must be on this machine since the machine's last start, and in this container.
+        """
         return self.process.rpartition(" ")[0] == _system()
 
 
-class _Row(Worker):
-    """A worker, as the storage knows it now."""
+class _WorkerRow(Worker):
+    """A worker with its present state in the storage."""
 
     joins: bool
     began_at_s: float
@@ -119,21 +133,34 @@ class _Row(Worker):
     def refusal(self, study: str) -> str:
         since = datetime.fromtimestamp(self.began_at_s, UTC).isoformat(timespec="seconds")
         if not self.is_here:
-            advice = f"end it there (if it is dead already, this command works {DEAD_AFTER_S:g} s after it was heard)"
+            advice = (
+                f"end it there (if it is dead already, this command works {DEAD_AFTER_S:g} s after"
+                " it was heard)"
+            )
         elif self.silent_s > DEAD_AFTER_S:
             advice = f"let it go on (kill -CONT {self.pid}) or end it (kill -KILL {self.pid})"
         else:
             advice = f"end it (kill {self.pid})"
-        who = f"process {self.pid} on {self.host} works on the study {study!r} in this storage since {since}"
+        who = (
+            f"process {self.pid} on {self.host} works on the study {study!r} in this storage since"
+            f" {since}"
+        )
         heard = f"last heard {human_duration(self.silent_s)} ago"
-        return f"{who}, {heard}; wait for it, {advice}, join it (--worker), or give the study another name."
+        return (
+            f"{who}, {heard}; wait for it, {advice}, join it (--worker), or give the study another"
+            " name."
+        )
 
 
 class Lease:
-    """A worker's right to work on a study. While it has it, nothing is stored through this storage without it.
+    """A worker's right to work on a study.
+
+    From `take` to `give_back`, nothing is stored through this storage once the right is lost.
 
     Args:
-        joins: whether the worker helps another one instead of leading the study.
+        storage: the study's storage.
+        study: the study's name.
+        joins: whether the worker joins another one instead of leading the study.
     """
 
     def __init__(self, storage: RDBStorage, study: str, *, joins: bool = False) -> None:
@@ -141,100 +168,146 @@ class Lease:
         self.worker = Worker.this()
         self._clock_s = _clock_s(self._engine)
         self._heard_at_s = 0.0
+        self.living = frozenset({self.worker.id})  # live workers when `remove_dead` was last called
         self._mine = (_WORKERS.c.study == study) & (_WORKERS.c.id == self.worker.id)
 
     def take(self) -> None:
-        """Raises BadInput if a live worker leads the study that this one would lead: who that is, since when, and what
-        to do."""
+        """Take the right to work on the study.
+
+        Raises BadInput if a live worker leads the study that this one would lead. The message says
+        who that is, since when, and what to do.
+        """
         made_by_two(lambda: _WORKERS.create(self._engine, checkfirst=True))
-        with self.turn(lambda: None):
+        with self.lock(lambda: None):
             leading = next((row for row in self._others() if not row.joins), None)
             if leading is not None and not self.joins:
                 raise BadInput(leading.refusal(self._study))
             self._heard_at_s = _uptime_s()
-            me = {**self.worker.model_dump(), "joins": self.joins, "study": self._study, "heartbeats": 0}
+            me = {
+                **self.worker.model_dump(),
+                "joins": self.joins,
+                "study": self._study,
+                "heartbeats": 0,
+            }
             with self._engine.begin() as connection:
-                connection.execute(_WORKERS.insert().values(began_at_s=self._clock_s, heard_at_s=self._clock_s, **me))
+                connection.execute(
+                    _WORKERS.insert().values(
+                        began_at_s=self._clock_s, heard_at_s=self._clock_s, **me
+                    )
+                )
         event.listen(self._engine, "after_cursor_execute", self._check)
 
     def renew(self) -> None:
-        """Is heard, if that is due. Raises CarbonoptError if another worker has taken this one, which it has not heard
-        of for too long, for dead."""
+        """Store a heartbeat, if one is due.
+
+        Raises CarbonoptError if another worker has taken the study over, because this worker's last
+        heartbeat was too old.
+        """
         now_s = _uptime_s()
         if now_s - self._heard_at_s < HEARTBEAT_S:
             return
         beat = {"heard_at_s": self._clock_s, "heartbeats": _WORKERS.c.heartbeats + 1}
-        with self._engine.begin() as connection:
-            connection.execute(_WORKERS.update().where(self._mine).values(beat))
-        self._heard_at_s = now_s
+        # A heartbeat may be left out: workers of an SQLite file are all on this machine, where
+        # others see that their process is alive.
+        with unless_held():
+            with self._engine.begin() as connection:
+                connection.execute(_WORKERS.update().where(self._mine).values(beat))
+            self._heard_at_s = now_s
 
     def _check(self, connection: Connection, *executed: Any) -> None:
-        """Raises CarbonoptError if this worker has lost the study, in the transaction that writes: nobody takes it over
-        before that ends. Asked earlier, this process could be stopped between the answer and the writing."""
+        """Raise CarbonoptError if this worker has lost the study.
+
+        It is checked within the transaction that writes, before the end of which nobody can take
+        the study over. If it were checked before, this process could be stopped between the check
+        and the writing.
+        """
         *_, context, _ = executed
         if not (context.isinsert or context.isupdate or context.isdelete):
             return
-        if connection.execute(select(_WORKERS.c.id).where(self._mine).with_for_update(read=True)).first() is None:
+        if (
+            connection.execute(
+                select(_WORKERS.c.id).where(self._mine).with_for_update(read=True)
+            ).first()
+            is None
+        ):
             taken = f"the study {self._study!r} was taken over by another worker"
-            silent = f"because this one was not heard for {human_duration(_uptime_s() - self._heard_at_s)}"
+            silent = (
+                "because this one was not heard for"
+                f" {human_duration(_uptime_s() - self._heard_at_s)}"
+            )
             raise CarbonoptError(f"{taken}, {silent}; what it had stored by then counts.")
 
-    def others(self) -> frozenset[str]:
-        """The live workers beside this one, by their names; dead ones have lost the study. In this worker's turn."""
-        return frozenset(row.id for row in self._others())
+    def remove_dead(self) -> frozenset[str]:
+        """Return the names of the live workers, this one among them; dead ones lose the study.
+
+        The caller holds the lock (see `lock`).
+        """
+        self.living = frozenset(row.id for row in self._others()) | {self.worker.id}
+        return self.living
 
     @contextmanager
-    def turn(self, waiting: Callable[[], None]) -> Iterator[None]:
-        """Until it ends, no other worker has its turn. `waiting` is called a few times a second before it begins, and
-        may raise what ends the waiting."""
+    def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock that only one worker of the study can have.
+
+        While waiting for it, `waiting` is called, up to 100 times a second for SQLite and once a
+        second for other databases; what it raises ends the waiting.
+        """
         dialect = self._engine.dialect.name
-        turn = _TURNS.get(dialect, _turn_by_database)
-        with turn(self._engine, self._study, waiting):
+        lock = _LOCKS[dialect]
+        with lock(self._engine, self._study, waiting):
             yield
 
     def give_back(self) -> None:
         event.remove(self._engine, "after_cursor_execute", self._check)
-        # Where that can't be stored, whoever comes next finds that this process is gone, or silent.
-        with suppress(SQLAlchemyError), self._engine.begin() as connection:
+        # If that can't be stored, the next worker finds that this process is gone, or silent.
+        with suppress(SQLAlchemyError), unless_held(), self._engine.begin() as connection:
             connection.execute(_WORKERS.delete().where(self._mine))
 
-    def _others(self) -> list[_Row]:
+    def _others(self) -> list[_WorkerRow]:
         with self._engine.begin() as connection:
-            rows = [row for row in _rows(connection, self._study, self._clock_s) if row.id != self.worker.id]
+            rows = [
+                row
+                for row in _rows(connection, self._study, self._clock_s)
+                if row.id != self.worker.id
+            ]
             for dead in (row for row in rows if row.is_dead):
-                columns = _WORKERS.c  # one that was heard meanwhile lives
+                columns = _WORKERS.c  # a worker with a new heartbeat is alive and stays
                 unheard = (columns.id == dead.id) & (columns.heartbeats == dead.heartbeats)
-                connection.execute(_WORKERS.delete().where(unheard & (columns.study == self._study)))
+                connection.execute(
+                    _WORKERS.delete().where(unheard & (columns.study == self._study))
+                )
         return [row for row in rows if not row.is_dead]
 
 
 def living(storage: RDBStorage, study: str) -> frozenset[str]:
-    """The live workers of a study, by their names, for those who only look at it."""
+    """Return the names of a study's live workers, without changing the storage."""
     engine = storage.engine
     with engine.connect() as connection:
         if not engine.dialect.has_table(connection, _WORKERS.name):
             return frozenset()
-        return frozenset(row.id for row in _rows(connection, study, _clock_s(engine)) if not row.is_dead)
+        return frozenset(
+            row.id for row in _rows(connection, study, _clock_s(engine)) if not row.is_dead
+        )
 
 
-def _rows(connection: Connection, study: str, clock_s: Any) -> list[_Row]:
-    known = (column.label(column.key) for column in _WORKERS.c if column.key in _Row.model_fields)
+def _rows(connection: Connection, study: str, clock_s: Any) -> list[_WorkerRow]:
+    known = (
+        column.label(column.key) for column in _WORKERS.c if column.key in _WorkerRow.model_fields
+    )
     silent_s = (clock_s - _WORKERS.c.heard_at_s).label("silent_s")
     rows = connection.execute(select(*known, silent_s).where(_WORKERS.c.study == study)).mappings()
-    return [_Row(**row) for row in rows]
+    return [_WorkerRow(**row) for row in rows]
 
 
 def _clock_s(engine: Engine) -> Any:
     dialect = engine.dialect.name
-    if dialect not in _CLOCKS:
-        raise BadInput(f"--storage must be one of {', '.join(_CLOCKS)}, but is {dialect}.")
     return literal_column(_CLOCKS[dialect], Double)
 
 
 @contextmanager
-def _turn_by_file(engine: Engine, study: str, waiting: Callable[[], None]) -> Iterator[None]:
-    """Of all studies in an SQLite file: whoever writes to it has it for itself anyway."""
-    with turn_file(Path(str(engine.url.database))).open("w") as lock:
+def _lock_by_file(engine: Engine, study: str, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of all studies in an SQLite file, which has one writer at a time anyway."""
+    with lock_file(workers_lock_path(Path(str(engine.url.database)))) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -246,9 +319,12 @@ def _turn_by_file(engine: Engine, study: str, waiting: Callable[[], None]) -> It
 
 
 @contextmanager
-def _turn_by_postgresql(engine: Engine, study: str, waiting: Callable[[], None]) -> Iterator[None]:
-    """Those who wait are served in their order. The lock is a transaction's: one of a session, granted in the instant
-    in which the waiting for it ends, would be kept though nobody knows that it is there."""
+def _lock_by_postgresql(engine: Engine, study: str, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold a study's lock in PostgreSQL, which serves waiting workers in their order.
+
+    The lock is a transaction's. A session's lock that is granted in the instant in which the
+    waiting for it ends would be kept without anybody knowing.
+    """
     key = {"key": int.from_bytes(_digest(study)[:8], signed=True)}
     with engine.connect() as connection:
         while True:
@@ -258,26 +334,16 @@ def _turn_by_postgresql(engine: Engine, study: str, waiting: Callable[[], None])
                 break
             except OperationalError as error:
                 connection.rollback()
-                if _TAKEN not in (getattr(error.orig, "sqlstate", None), getattr(error.orig, "pgcode", None)):
+                if _TAKEN not in (
+                    getattr(error.orig, "sqlstate", None),
+                    getattr(error.orig, "pgcode", None),
+                ):
                     raise
                 waiting()
         yield
 
 
-@contextmanager
-def _turn_by_database(engine: Engine, study: str, waiting: Callable[[], None]) -> Iterator[None]:
-    """Of MySQL and MariaDB."""
-    name = {"name": f"carbonopt {_digest(study).hex()[:48]}"}
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        while connection.execute(text(f"SELECT GET_LOCK(:name, {_WAIT_S})"), name).scalar() != 1:
-            waiting()
-        try:
-            yield
-        finally:
-            connection.execute(text("SELECT RELEASE_LOCK(:name)"), name)
-
-
-_TURNS = {"sqlite": _turn_by_file, "postgresql": _turn_by_postgresql}
+_LOCKS = {"sqlite": _lock_by_file, "postgresql": _lock_by_postgresql}
 
 
 def _digest(study: str) -> bytes:
@@ -286,7 +352,10 @@ def _digest(study: str) -> bytes:
 
 @contextmanager
 def leased(storage: RDBStorage, study: str, *, joins: bool = False) -> Iterator[Lease]:
-    """The study, for a worker that leads it or joins it. Raises BadInput if a live worker leads what this one would."""
+    """Hold the right to work on a study, for a worker that leads it or joins it.
+
+    Raises BadInput if a live worker leads the study that this one would lead.
+    """
     lease = Lease(storage, study, joins=joins)
     lease.take()
     try:
@@ -297,23 +366,32 @@ def leased(storage: RDBStorage, study: str, *, joins: bool = False) -> Iterator[
 
 @cache
 def _system() -> str:
-    """Names what a process number is unique in: the machine since it was started, and the container."""
+    """Return a name for the system in which process numbers are unique.
+
+    It is made of the machine's last start and the container.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # a sandbox that doesn't tell: then no other process is known to be here
+    except OSError:  # hidden by a sandbox; then other processes count as being elsewhere
         return secrets.token_hex(8)
 
 
 def _process(pid: int) -> str:
-    """Names a process; another one, with the same number later, has another name. So has a zombie."""
+    """Return a unique name of a process; "ended" if it is gone or a zombie.
+
+    A later process with the same number has another name.
+    """
     try:
-        state, *others = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        state, *others = (
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        )
     except (FileNotFoundError, ProcessLookupError):
         return "ended"
-    return "ended" if state in "ZX" else f"{_system()} {others[18]}"  # proc(5): when it was started
+    # Field 22 of proc(5): the time when the process was started.
+    return "ended" if state in "ZX" else f"{_system()} {others[18]}"
 
 
 def _uptime_s() -> float:
-    """As a monotonic clock, but it goes on while the machine sleeps."""
+    """Return the time of a monotonic clock that also counts while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Ctrl-C and its like, as a wish that a study asks for where it can end in order."""
+"""Turns Ctrl-C and similar signals into a request that a study checks where it can end cleanly."""
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,10 @@ from carbonopt.core.errors import StudyInterrupted
 
 
 class StopRequest:
-    """That a command ends, by Ctrl-C, SIGTERM or SIGHUP: it is asked for; a second Ctrl-C ends it at once."""
+    """The user's request, by Ctrl-C, SIGTERM or SIGHUP, that a command ends.
+
+    The command calls it to find out, and ends cleanly. A second Ctrl-C ends the command at once.
+    """
 
     def __init__(self) -> None:
         self._wished = self._at_once = False
@@ -18,12 +21,15 @@ class StopRequest:
         return self._wished
 
     def raise_on_signal(self) -> None:
-        """From here on nobody asks: what was heard before ends the command, and so does what is heard later."""
+        """Raise KeyboardInterrupt if the end was requested, and from now on at each signal.
+
+        It is called when the command no longer checks for a request.
+        """
         self._at_once = True
         if self._wished:
             raise KeyboardInterrupt
 
-    def heard(self, signum: int, frame: Any) -> None:
+    def on_signal(self, signum: int, frame: Any) -> None:
         if self._at_once or (self._wished and signum == signal.SIGINT):
             raise KeyboardInterrupt
         self._wished = True
@@ -31,10 +37,18 @@ class StopRequest:
 
 @contextmanager
 def interruptible() -> Iterator[StopRequest]:
-    """Raises StudyInterrupted where a wish ends the body at once."""
+    """Handle signals as requests to end while the body runs.
+
+    Raises:
+        StudyInterrupted: If a request ends the body at once.
+    """
     wish = StopRequest()
-    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]  # ignored: nohup
-    before = {number: signal.signal(number, wish.heard) for number in (signal.SIGINT, signal.SIGTERM, *hangup)}
+    # nohup ignores SIGHUP, and so it stays.
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    before = {
+        number: signal.signal(number, wish.on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, *hangup)
+    }
     try:
         yield wish
     except KeyboardInterrupt as error:

@@ -1,4 +1,9 @@
-"""The trial's end of the channel (see `carbonopt.core.events`)."""
+"""The trial's end of the channel (see `carbonopt.core.events`).
+
+It imports nothing but Python's own library and carbonopt's light modules.
+"""
+
+from __future__ import annotations
 
 import json
 import os
@@ -7,9 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from carbonopt.core import events
-from carbonopt.core.trial import Kernels, Phase, Stage, StopReason
-from carbonopt.core.values import Frozen
+from carbonopt.core import channel
+from carbonopt.core.states import Kernels, Phase, Stage, StopReason
 
 
 class Speaker:
@@ -18,18 +22,27 @@ class Speaker:
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._lines = connection, connection.makefile("rb")
         self._last_progress = 0.0
+        # the last step, total steps, and when that step ended
+        self._unsaid: tuple[int, int, float] | None = None
 
     @classmethod
-    def inherited(cls) -> "Speaker":
-        """The end that the parent passed down, by the descriptor's number in the environment."""
-        return cls(socket.socket(fileno=int(os.environ[events.CHANNEL_FD])))
+    def inherited(cls) -> Speaker:
+        """Return the end that the parent process passed down.
 
-    def phase(self, phase: Phase) -> None:
-        self._say(events.PhaseChanged(phase=phase))
+        Its descriptor's number is in the environment.
+        """
+        return cls(socket.socket(fileno=int(os.environ[channel.CHANNEL_FD])))
+
+    def phase(self, phase: Phase, stage: Stage | None = None, *, since_step: bool = False) -> None:
+        """Change the phase, and return when the study says to go on.
+
+        The fields are those of `events.PhaseChanged`.
+        """
+        self._say("PhaseChanged", phase=phase, stage=stage, since_step=since_step)
         self._answer()
 
     def stage(self, stage: Stage, kernels: Kernels | None = None) -> None:
-        self._say(events.StageBegun(stage=stage, kernels=kernels))
+        self._say("StageBegun", stage=stage, kernels=kernels)
 
     def progress(
         self,
@@ -38,31 +51,57 @@ class Speaker:
         cpu_wait_fraction: Callable[[], float | None] | None = None,
         last: bool = False,
     ) -> None:
-        """A sign of life; at most two a second go out, and the last: the rest cost nothing, not even the wait."""
+        """Report progress as a sign of life, at most twice a second, or always for the last step.
+
+        Other calls send nothing and cost nothing, not even measuring the CPU wait.
+        """
         now = time.monotonic()
+        self._unsaid = (step, total_steps, now)
         if last or now - self._last_progress >= self.PROGRESS_INTERVAL_S:
             self._last_progress = now
+            self._unsaid = None
             waited = None if cpu_wait_fraction is None else cpu_wait_fraction()
-            self._say(events.Progress(step=step, total_steps=total_steps, cpu_wait_fraction=waited))
+            self._say("Progress", step=step, total_steps=total_steps, cpu_wait_fraction=waited)
 
-    def evaluated(self, evaluated: events.Evaluated) -> StopReason | None:
-        """Reports an evaluation; returns why to stop, or None to go on."""
-        self._say(evaluated)
+    def catch_up(self) -> None:
+        """Report the last step, if it has not been reported, and how long ago it ended."""
+        if self._unsaid is not None:
+            step, total_steps, ended_s = self._unsaid
+            self._unsaid = None
+            self._say(
+                "Progress", step=step, total_steps=total_steps, ago_s=time.monotonic() - ended_s
+            )
+
+    def evaluated(self, **fields: Any) -> StopReason | None:
+        """Report an evaluation, with the fields of `events.Evaluated`.
+
+        Returns:
+            The reason to stop, or None to go on.
+        """
+        self._say("Evaluated", **fields)
         reason = self._answer().get("stop")
         return StopReason(reason) if reason else None
 
-    def probed(self, probed: events.Probed) -> None:
-        self._say(probed)
+    def probed(self, **fields: Any) -> None:
+        """Report the end of a probe, with the fields of `events.Probed`."""
+        self._say("Probed", **fields)
 
     def finished(self, summary: dict[str, Any]) -> None:
-        self._say(events.Finished(summary=summary))
+        self._say("Finished", summary=summary)
 
-    def failed(self, kind: events.FailureKind, text: str, peak_memory_gib: float | None = None) -> None:
-        self._say(events.Failed(kind=kind, text=text, peak_memory_gib=peak_memory_gib))
+    def failed(
+        self, kind: channel.FailureKind, text: str, peak_memory_gib: float | None = None
+    ) -> None:
+        self._say("Failed", kind=kind, text=text, peak_memory_gib=peak_memory_gib)
 
-    def _say(self, event: Frozen) -> None:
-        message = {"event": type(event).__name__, **event.model_dump(mode="json")}
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
+    def _say(self, event: str, **fields: Any) -> None:
+        """Send an event by its name.
+
+        The study checks the fields. Objects among the values are sent as their own fields.
+        """
+        self._connection.sendall(
+            json.dumps({"event": event, **fields}, default=vars).encode() + b"\n"
+        )
 
     def _answer(self) -> Any:
         if not (line := self._lines.readline()):

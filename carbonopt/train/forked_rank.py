@@ -1,5 +1,8 @@
-"""A rank that is forked from a process which has imported everything: the module of the fork server, whose forks call
-`run`. Importing touches no GPU: the forks of a process that has opened one can't use it."""
+"""A rank that is forked from a process which has imported everything.
+
+This is the fork server's module; forks call `run`. Importing touches no GPU, because the forks of a
+process that has opened one can't use it.
+"""
 
 import importlib
 import json
@@ -12,10 +15,9 @@ from pathlib import Path
 import deepspeed
 import huggingface_hub.constants
 import torch
-from transformers import AutoConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from carbonopt.core.events import (
+from carbonopt.core.channel import (
     COMPILES,
     CRASH_EXIT,
     FINGERPRINT,
@@ -27,41 +29,52 @@ from carbonopt.core.events import (
     SPEC_FD,
     TASK,
 )
-from carbonopt.core.files import PreparedFolder
-from carbonopt.core.trial import Prepared
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.trial_spec import Prepared
 from carbonopt.train import prepare, worker
 from carbonopt.train.imports import import_all, load_compiler, practise_compiling
-from carbonopt.train.model import parameter_count, prefetch_model
-from carbonopt.train.tasks.base import task_class, training_task
+from carbonopt.train.models.model import parameter_count, prefetch_model, saved_config
+from carbonopt.train.tasks.task import task_class, training_task
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _LOOK_EVERY_S = 0.05
-_MOST_WARMED_UP = 60_000_000  # parameters, with gradients and optimizer 1 GB, beside another trial that runs
+# parameters; with gradients and optimizer 1 GB, beside another trial that runs
+_MOST_WARMED_UP = 60_000_000
 
 import_all()
 if COMPILES in os.environ:
     load_compiler()
 for module in task_class(os.environ[TASK]).imported_ahead if TASK in os.environ else ():
     importlib.import_module(module)
-# Whatever loads or saves a model's weights needs these tables, whose regular expressions take a second to compile on
-# two busy cores.
+# Loading or saving a model's weights needs these tables, whose regular expressions take a second to
+# compile on two busy cores.
 get_checkpoint_conversion_mapping("")
 
 
 def unfit() -> str | None:
-    """Why forks of this process can't train; None: they can."""
-    return "importing what trials need has opened a GPU already" if torch.cuda.is_initialized() else None
+    """Return why forks of this process can't train, or None if they can."""
+    return (
+        "importing what trials need has opened a GPU already"
+        if torch.cuda.is_initialized()
+        else None
+    )
 
 
 def run() -> int:
-    """One rank's work: what every trial begins with, and then the trial that it is told to be; or a preparation."""
+    """Do one rank's work and return the exit code.
+
+    It does first what every trial begins with, and then runs the trial or the preparation that it
+    is given.
+    """
     gate = int(os.environ[GATE_FD])
     prepares = PREPARES in os.environ
-    # Read when the hub's library was imported, before this process was forked: a trial stays offline.
+    # The hub's library read this variable when it was imported, before this process was forked;
+    # without this line a trial would not stay offline.
     huggingface_hub.constants.HF_HUB_OFFLINE |= "HF_HUB_OFFLINE" in os.environ
     if os.environ[GPU_UUIDS] and not prepares:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        # What only the first use of a GPU in a process costs: CUDA's context, NCCL's communicator.
+        # These costs arise only at a process's first use of a GPU: CUDA's context, NCCL's
+        # communicator.
         torch.cuda.set_device(device)
         deepspeed.init_distributed(dist_backend="nccl", verbose=False)
         torch.distributed.all_reduce(torch.zeros(1, device=device))
@@ -77,7 +90,11 @@ def run() -> int:
 
 
 def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:
-    """Waits for the data, which the first trial's processes don't find yet; None: the gate is opened before."""
+    """Wait for the data, which the first trial's processes don't find yet.
+
+    Returns:
+        The preparation, or None if the gate is opened before.
+    """
     while (prepared := folder.made_for(os.environ[FINGERPRINT])) is None:
         if select.select([gate], [], [], _LOOK_EVERY_S)[0]:
             return None
@@ -85,7 +102,7 @@ def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:
 
 
 def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
-    """Loads the kernels, and draws the random model that the trial will most likely train."""
+    """Load the kernels, and draw the random model that the trial will most likely train."""
     try:
         if COMPILES in os.environ:
             practise_compiling(device)
@@ -94,20 +111,30 @@ def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) 
             _warm_up_kernels(task, folder, device)
             if seed := os.environ[LIKELY_SEED]:
                 prefetch_model(task.model_kind, folder, prepared, int(seed))
-    except Exception:  # noqa: BLE001, not every model can be cut down; the trial itself says what is wrong with one
+    # not every model can be cut down; the trial itself reports what is wrong with one
+    except Exception:  # noqa: BLE001
         traceback.print_exc()
-        print("The trial's beginning will take longer: not all of it could be done ahead.", file=sys.stderr)
+        print(
+            "The trial's beginning will take longer: not all of it could be done ahead.",
+            file=sys.stderr,
+        )
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
 
 def _warm_up_kernels(task: TrainerTask, folder: PreparedFolder, device: torch.device) -> None:
-    """One step of a model of the workload's kind with a single layer. Nothing that it draws or learns is kept."""
-    config = AutoConfig.from_pretrained(folder.model_config)
+    """Make one step of a single-layer model of the workload's kind.
+
+    Nothing that it draws or learns is kept.
+    """
+    config = saved_config(folder, task.workload.model.trust_remote_code)
     config.num_hidden_layers = 1
     kind = task.model_kind
-    if hasattr(config, "auto_map") or parameter_count(kind, config, trust_remote_code=False) > _MOST_WARMED_UP:
+    if (
+        hasattr(config, "auto_map")
+        or parameter_count(kind, config, trust_remote_code=False) > _MOST_WARMED_UP
+    ):
         return
     with device:
         model = kind.auto().from_config(config, dtype=torch.bfloat16)
@@ -116,7 +143,9 @@ def _warm_up_kernels(task: TrainerTask, folder: PreparedFolder, device: torch.de
     model.train()
     task.example_loss(model, folder).backward()
     for weights, parameter in zip(master, model.parameters(), strict=True):
-        weights.grad = torch.zeros_like(weights) if parameter.grad is None else parameter.grad.float()
+        weights.grad = (
+            torch.zeros_like(weights) if parameter.grad is None else parameter.grad.float()
+        )
     torch.nn.utils.clip_grad_norm_(master, 1.0)
     optimizer.step()
     model.eval()

@@ -1,4 +1,4 @@
-"""What a model answers to evaluation examples, on whatever number of ranks."""
+"""Generate a model's answers to evaluation examples, on any number of ranks."""
 
 from functools import cache
 from pathlib import Path
@@ -10,22 +10,39 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from carbonopt.train import ranks
 from carbonopt.train.data.examples import Examples
 from carbonopt.train.data.packing import Indices, batches_of_rank
-from carbonopt.train.loop import TrialTrainer
-from carbonopt.train.tasks.base import TrialRun
+from carbonopt.train.tasks.task import TrialRun
+from carbonopt.train.training_loop import TrialTrainer
 
 
 @torch.no_grad()
 def generated_texts(
     run: TrialRun, trainer: TrialTrainer, examples: Examples, indices: Indices, max_tokens: int
 ) -> dict[int, str]:
-    """Of this rank's part of the examples at `indices`: by index the text that greedy decoding makes, of at most
-    `max_tokens` tokens. To be called on every rank; leaves the model in training mode."""
-    tokenizer, device = _tokenizer(run.folder.tokenizer), ranks.device()
+    """Return the texts that greedy decoding generates for this rank's part of the examples.
+
+    It must be called on every rank, and leaves the model in training mode.
+
+    Args:
+        run: The trial.
+        trainer: The trainer of the model.
+        examples: The evaluation examples.
+        indices: The indices of the examples to answer, on all ranks.
+        max_tokens: The most tokens of a text.
+
+    Returns:
+        The texts by the index of their example.
+    """
+    source = run.workload.model
+    assert source is not None  # a task that generates trains a model
+    tokenizer, device = _tokenizer(run.folder.tokenizer, source.trust_remote_code), ranks.device()
     engine: Any = trainer.model_wrapped
     texts: dict[int, str] = {}
     engine.eval()
-    # Each rank has as many batches. Under ZeRO-3 transformers also has each make as many tokens as the slowest.
-    for places in batches_of_rank(len(indices), run.eval_batch_size_per_gpu, ranks.rank(), ranks.world_size()):
+    # All ranks have equally many batches. Under ZeRO-3 transformers also makes each generate as
+    # many tokens as the slowest.
+    for places in batches_of_rank(
+        len(indices), run.eval_batch_size_per_gpu, ranks.rank(), ranks.world_size()
+    ):
         rows = indices[places]
         rows[places < 0] = -1
         batch = examples.batch(rows)
@@ -35,14 +52,16 @@ def generated_texts(
             do_sample=False,
             num_beams=1,
             max_new_tokens=max_tokens,
-            use_cache=True,  # which gradient checkpointing switches off
+            use_cache=True,  # gradient checkpointing switches it off
         )
-        decoded = tokenizer.batch_decode(generated, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        decoded = tokenizer.batch_decode(
+            generated, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         texts |= {int(row): text for row, text in zip(rows, decoded, strict=True) if row >= 0}
     engine.train()
     return texts
 
 
 @cache
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(folder)
+def _tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)

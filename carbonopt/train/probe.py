@@ -1,7 +1,10 @@
-"""What a trial's process, in its environment, finds on this machine: python -m carbonopt.train.probe stack|build|load
+"""Print what a trial's process finds on this machine, in its environment.
 
-`stack` prints one JSON object, a Stack; `build` compiles first what is missing and isn't locked; `load` prints a line
-once it keeps all visible GPUs busy, and goes on until its standard input is closed.
+Usage: python -m carbonopt.train.probe stack|build|load
+
+`stack` prints a Stack as one JSON object. `build` does so after it has compiled operators that are
+missing and not locked. `load` prints a line once it keeps all visible GPUs busy, and continues
+until its standard input is closed.
 """
 
 import os
@@ -9,36 +12,37 @@ import select
 import sys
 from typing import Any, TextIO
 
+from carbonopt.core.builds import is_whole
 from carbonopt.core.values import Frozen
-from carbonopt.train.deepspeed_ops import build_folder, op_builders
+from carbonopt.train.speed.deepspeed_ops import build_folder, load_operator, op_builders
 
 _MATRIX = 4096  # rows and columns
-_PRODUCTS = 50  # before the GPUs are waited for
+_PRODUCTS = 50  # matrix products between two waits for the GPUs
 
 
 class TorchGpu(Frozen):
     name: str
-    uuid: str  # as NVML writes it
+    uuid: str  # spelled as NVML does
 
 
 class Op(Frozen):
     name: str
     built: bool
-    lock: str | None = None  # a file that makes everyone wait who needs the operator
+    lock: str | None = None  # a file for which everyone waits who needs the operator
 
 
 class Stack(Frozen):
     versions: dict[str, str]
-    torch_cuda: str | None  # the version that torch was built with; None: for the CPU only
+    torch_cuda: str | None  # CUDA version that torch was built with; None: for the CPU only
     gpus: tuple[TorchGpu, ...] = ()
     gpu_error: str | None = None  # why torch can't use GPUs
-    nvcc: str | None = None  # its version
+    nvcc: str | None = None  # version of nvcc
     nvcc_error: str | None = None  # why DeepSpeed wouldn't compile with it
     ops: tuple[Op, ...]
 
 
 def stack() -> Stack:
-    """Compiles nothing."""
+    """Return the stack without compiling anything."""
     import torch
 
     from carbonopt.train.imports import package_versions
@@ -48,14 +52,19 @@ def stack() -> Stack:
 
 
 def _cuda() -> dict[str, Any]:
-    """torch's GPUs; the CUDA compiler, and what DeepSpeed has against it, by DeepSpeed's own rule."""
+    """Return torch's GPUs, nvcc's version, and why DeepSpeed wouldn't compile with it.
+
+    The reason follows DeepSpeed's own rule.
+    """
     import torch
     from deepspeed.ops.op_builder import builder
 
     of_cuda: dict[str, Any] = {}
     try:
         torch.cuda.init()
-        gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        gpus = [
+            torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())
+        ]
         of_cuda["gpus"] = tuple(TorchGpu(name=gpu.name, uuid=f"GPU-{gpu.uuid}") for gpu in gpus)
     except RuntimeError as error:
         of_cuda["gpu_error"] = " ".join(str(error).split())
@@ -75,17 +84,23 @@ def _op(builder: Any) -> Op:
         return Op(name=builder.name, built=True)
     folder = build_folder(builder)
     lock, library = folder / "lock", folder / f"{builder.name}{LIB_EXT}"  # torch's names for them
-    return Op(name=builder.name, built=library.exists(), lock=str(lock) if lock.exists() else None)
+    return Op(name=builder.name, built=is_whole(library), lock=str(lock) if lock.exists() else None)
 
 
 def load(answers: TextIO) -> None:
-    """Keeps all visible GPUs busy until standard input is closed. Raises RuntimeError if torch sees none."""
+    """Keep all visible GPUs busy until standard input is closed.
+
+    Raises:
+        RuntimeError: torch sees no GPU.
+    """
     import torch
 
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if not devices:
         raise RuntimeError("torch sees no GPU")
-    matrices = [torch.randn(_MATRIX, _MATRIX, device=device, dtype=torch.float16) for device in devices]
+    matrices = [
+        torch.randn(_MATRIX, _MATRIX, device=device, dtype=torch.float16) for device in devices
+    ]
 
     def work() -> None:
         for matrix in matrices:
@@ -101,7 +116,10 @@ def load(answers: TextIO) -> None:
 
 
 def main(what: str) -> None:
-    """The program: `what` is stack, build or load. Standard output has the answer only, not what DeepSpeed says."""
+    """Run the program; `what` is stack, build or load.
+
+    Standard output has the answer only, not what DeepSpeed prints.
+    """
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         if what == "load":
@@ -111,7 +129,7 @@ def main(what: str) -> None:
             for builder in op_builders(with_cpu_adam=True):
                 op = _op(builder)
                 if not op.built and op.lock is None:
-                    builder.load(verbose=False)
+                    load_operator(builder)
         print(stack().model_dump_json(), file=answers)
 
 

@@ -1,4 +1,4 @@
-"""What all ranks of a trial do together, and what each of them is."""
+"""Collective operations of a trial's ranks, and facts about each rank."""
 
 import os
 import resource
@@ -7,29 +7,36 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from carbonopt.core.channel import GPU_UUIDS
 from carbonopt.core.errors import BadInput
-from carbonopt.core.events import GPU_UUIDS
 from carbonopt.core.units import BYTES_PER_GIB
 
 
 def rank() -> int:
-    """Of this process, from 0."""
+    """Return this process's rank, from 0."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    """How many ranks there are."""
+    """Return the number of ranks."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def device() -> torch.device:
-    """This rank's: its current GPU, or the CPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    """Return this rank's device: its current GPU, or the CPU."""
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def check_devices() -> None:
-    """Raises BadInput unless PyTorch has exactly the GPUs that the study measures (without a study, any): else it would
-    train on the CPU, or on a GPU that nobody measures, in silence."""
+    """Raise BadInput unless PyTorch has exactly the GPUs that the study measures.
+
+    Otherwise it would silently train on the CPU, or on a GPU that nobody measures. Without a study
+    any GPUs are accepted.
+    """
     if GPU_UUIDS not in os.environ:
         return
     measured = [uuid.removeprefix("GPU-") for uuid in os.environ[GPU_UUIDS].split(",") if uuid]
@@ -43,30 +50,35 @@ def check_devices() -> None:
 
 
 def wait_for_device() -> None:
-    """Returns when this rank's device is idle."""
+    """Wait until this rank's device is idle."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def together() -> None:
-    """Returns when the device is idle on every rank: nothing that belongs to one phase runs on into the next."""
+    """Wait until the device is idle on every rank.
+
+    Nothing that belongs to one phase then runs on into the next.
+    """
     wait_for_device()
     if world_size() > 1:
         dist.barrier()
 
 
 def largest(value: float) -> float:
-    """Over all ranks."""
+    """Return the largest value over all ranks."""
     return summed([value], dist.ReduceOp.MAX)[0]
 
 
 def of_each(value: float) -> list[float]:
-    """Every rank's, by rank."""
+    """Return every rank's value, by rank."""
     return summed([value if each == rank() else 0.0 for each in range(world_size())])
 
 
-def summed(values: list[float], operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> list[float]:
-    """Each value summed, or reduced by another operation, over all ranks, in float64."""
+def summed(
+    values: list[float], operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> list[float]:
+    """Return each value summed, or reduced by another operation, over all ranks, in float64."""
     if world_size() == 1:
         return values
     tensor = torch.tensor(values, dtype=torch.float64, device=device())
@@ -75,7 +87,7 @@ def summed(values: list[float], operation: dist.ReduceOp.RedOpType = dist.Reduce
 
 
 def gathered(value: Any) -> list[Any]:
-    """Every rank's, in their order."""
+    """Return every rank's value, by rank."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -84,8 +96,11 @@ def gathered(value: Any) -> list[Any]:
 
 
 def peak_memory_gib() -> float:
-    """What this rank needed most: on a GPU the memory of its tensors, without what the allocator keeps in reserve
-    (that depends on what happens to be free); on the CPU the process's resident memory."""
+    """Return this rank's peak memory.
+
+    On a GPU it is the memory of its tensors, without what the allocator keeps in reserve (that
+    depends on what happens to be free); on the CPU it is the process's resident memory.
+    """
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / BYTES_PER_GIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / BYTES_PER_GIB

@@ -1,37 +1,56 @@
-"""What a completion is worth: by a function of the user's own, or by a reward model."""
+"""Rewards of completions, by the user's own function or by a reward model."""
 
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from carbonopt.core.errors import BadInput, shortened
-from carbonopt.train import ranks, weights
+from carbonopt.train import ranks
 from carbonopt.train.data.pair_rows import Frame
 from carbonopt.train.failures import reason
-from carbonopt.train.model import unloadable
-from carbonopt.train.tasks.rlhf import RewardSource
+from carbonopt.train.models import weights
+from carbonopt.train.models.model import unloadable
 
-Rewards = Callable[[Sequence[str], Sequence[str]], list[float]]  # of prompts and completions, one number each
+if TYPE_CHECKING:
+    from carbonopt.train.tasks.rlhf import RewardSource
 
-_AT_ONCE = 32  # texts in a forward pass of a reward model
+# from prompts and completions to one number each
+Rewards = Callable[[Sequence[str], Sequence[str]], list[float]]
+
+_AT_ONCE = 32  # number of texts in a forward pass of a reward model
 
 
-def load_rewards(source: RewardSource, key: str) -> Rewards:
-    """`key`: its name in the study file. Raises BadInput if there is no such function or model."""
-    return _of_function(source.python, key) if source.python is not None else _of_model(str(source.model), key)
+def load_rewards(source: "RewardSource", key: str) -> Rewards:
+    """Return the rewards function of a source.
+
+    Args:
+        source: The function or model.
+        key: The source's name in the study file.
+
+    Raises:
+        BadInput: There is no such function or model.
+    """
+    return (
+        _of_function(source.python, key)
+        if source.python is not None
+        else _of_model(str(source.model), key)
+    )
 
 
 def check_weights(name: str, key: str) -> None:
-    """Reads no numbers. Raises BadInput where a reward model lacks weights, its head among them."""
+    """Raise BadInput if a reward model lacks weights, those of its head included.
+
+    No numbers are read.
+    """
     with unloadable(f"model of workload.{key}", name):
         config = AutoConfig.from_pretrained(name)
-    if not weights.is_quantized(config):  # it may be for GPUs that this machine hasn't
+    if not weights.is_quantized(config):  # it may be for GPUs that this machine doesn't have
         kind = AutoModelForSequenceClassification
         weights.check_loading(kind, name, f"workload.{key}.model", config=config, new_head=False)
 
@@ -44,18 +63,25 @@ def _of_function(place: str, key: str) -> Rewards:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise BadInput(f"workload.{key}.python: {path} can't be imported: {reason(error)}.") from error
+        raise BadInput(
+            f"workload.{key}.python: {path} can't be imported: {reason(error)}."
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise BadInput(f"workload.{key}.python must be FILE.py:FUNCTION, but {path} has no function {name}.")
+        raise BadInput(
+            f"workload.{key}.python must be FILE.py:FUNCTION, but {path} has no function {name}."
+        )
 
     def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         try:
             given = function(prompts=list(prompts), completions=list(completions))
         except (Exception, SystemExit) as error:
-            raise BadInput(f"{name} of {path} fails: {type(error).__name__}: {reason(error)}.") from error
+            raise BadInput(
+                f"{name} of {path} fails: {type(error).__name__}: {reason(error)}."
+            ) from error
         rule = (
-            f"{name} of {path} must return a list of one finite number for each of the {len(completions)} completions"
+            f"{name} of {path} must return a list of one finite number for each of the"
+            f" {len(completions)} completions"
         )
         try:
             values = [float(value) for value in islice(given, len(completions) + 1)]
@@ -69,30 +95,42 @@ def _of_function(place: str, key: str) -> Rewards:
 
 
 def _of_model(name: str, key: str) -> Rewards:
-    """The score of a prompt with its completion, as the task reward has trained it."""
+    """Return a function that scores prompts with completions, with a model of the task reward."""
     with unloadable(f"model of workload.{key}", name), weights.whole():
         tokenizer = AutoTokenizer.from_pretrained(name)
         model: Any
         model, _ = weights.load(
-            AutoModelForSequenceClassification, name, f"workload.{key}.model", new_head=False, dtype=torch.float32
+            AutoModelForSequenceClassification,
+            name,
+            f"workload.{key}.model",
+            new_head=False,
+            dtype=torch.float32,
         )
     if model.config.num_labels != 1:
         rule = f"workload.{key}.model must be a reward model, which has one score"
-        raise BadInput(f"{rule}, but {name} has {model.config.num_labels} outputs; give one of the task reward.")
+        raise BadInput(
+            f"{rule}, but {name} has {model.config.num_labels} outputs; give one of the task"
+            " reward."
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = model.to(ranks.device()).eval()
 
     @torch.no_grad()
     def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        texts = [
+            prompt + completion for prompt, completion in zip(prompts, completions, strict=True)
+        ]
         frame = Frame.around(tokenizer, texts[0], ends=False)
-        before, after = frame.before.tolist(), frame.after.tolist()  # torch joins no numpy numbers with Python's
+        # as Python numbers, which torch doesn't join with numpy's
+        before, after = frame.before.tolist(), frame.after.tolist()
         scores: list[float] = []
         for start in range(0, len(texts), _AT_ONCE):
             rows = tokenizer(texts[start : start + _AT_ONCE], add_special_tokens=False)["input_ids"]
             rows = [[*before, *row, *after] for row in rows]
-            batch = tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt").to(ranks.device())
+            batch = tokenizer.pad(
+                {"input_ids": rows}, padding_side="right", return_tensors="pt"
+            ).to(ranks.device())
             scores += model(**batch).logits[:, 0].float().tolist()
         return scores
 

@@ -1,21 +1,23 @@
-"""Chooses the search space of `space: auto` once the data is prepared, by what the model is and can have."""
+"""Choose the search space of `space: auto` from the model and the prepared data."""
 
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
-from carbonopt.core.auto_facts import AutoSpace, known_facts
-from carbonopt.core.auto_space import choose
-from carbonopt.core.trial import Prepared
 from carbonopt.core.units import BYTES_PER_GIB
-from carbonopt.train.model import FLOAT8_CAPABILITY
-from carbonopt.train.model_check import lacking
+from carbonopt.space.auto_space import choose
+from carbonopt.spec.auto_facts import AutoSpace, known_facts
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.train.models.model import FLOAT8_CAPABILITY
+from carbonopt.train.models.model_check import lacking
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 
-def chosen_space(task: TrainerTask, config: PreTrainedConfig, prepared: Prepared, world_size: int) -> AutoSpace:
-    """What the prepared data and this process's GPU ask for."""
+def chosen_space(
+    task: TrainerTask, config: PreTrainedConfig, prepared: Prepared, world_size: int
+) -> AutoSpace:
+    """Return the space that suits the prepared data, the model and this process's GPU."""
     facts = known_facts(task.workload, world_size, torch.cuda.is_available())
     text = config.get_text_config()
     known: dict[str, Any] = {

@@ -1,7 +1,8 @@
-"""One rank of one trial: python -m carbonopt.train.worker SPEC.json
+"""Run one rank of one trial: python -m carbonopt.train.worker SPEC.json.
 
-SPEC.json is a trial.TrialSpec. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are in the environment, as
-torchrun sets them; rank 0 inherits the channel. With CARBONOPT_SAVE_MODEL=1 the trial's folder keeps the trained model.
+SPEC.json is a trial.TrialSpec. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are in the
+environment, as torchrun sets them; rank 0 inherits the channel. With CARBONOPT_SAVE_MODEL=1 the
+trial's folder keeps the trained model.
 """
 
 import os
@@ -10,21 +11,22 @@ from pathlib import Path
 
 import torch
 
+from carbonopt.core.channel import CHANNEL_FD
 from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.events import CHANNEL_FD
-from carbonopt.core.files import PreparedFolder
-from carbonopt.core.trial import Stage, TrialSpec
+from carbonopt.core.trial import Stage
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.train import ranks
 from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import total_steps
 from carbonopt.train.failures import reported
 from carbonopt.train.imports import import_all, package_versions
-from carbonopt.train.tasks.base import Trained, TrialRun, training_task
+from carbonopt.train.tasks.task import Trained, TrialRun, training_task
 
 
 def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
-    """Trains and evaluates; raises what `Task.train` does."""
+    """Train and evaluate a trial on this rank; raises what `TrainingTask.train` does."""
     import_all()  # a fork has done so already
     if speaker is not None:
         speaker.stage(Stage.DATA)
@@ -32,15 +34,19 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
     folder = PreparedFolder(Path(spec.prepared_dir))
     prepared = folder.read_summary()
     if params.world_size != (processes := ranks.world_size()):
-        raise BadInput(f"world_size must be the number of processes, but got {params.world_size} and {processes}.")
+        raise BadInput(
+            f"world_size must be the number of processes, but got {params.world_size} and"
+            f" {processes}."
+        )
     ranks.check_devices()
-    examples = prepared.train_examples * (params.num_generations or 1)  # completions, of so many prompts
+    # completions: num_generations for each prompt
+    examples = prepared.train_examples * (params.num_generations or 1)
     steps = total_steps(examples, params.global_batch_size, params.epochs)
     return task.train(TrialRun(spec, task.workload, folder, prepared, steps), speaker)
 
 
 def main(spec_json: str) -> int:
-    """One rank's program: trains the trial of a TrialSpec in JSON; returns the exit code."""
+    """Train the trial of a TrialSpec in JSON on this rank, and return the exit code."""
     speaker = Speaker.inherited() if CHANNEL_FD in os.environ else None
 
     def work() -> None:
@@ -62,4 +68,5 @@ if __name__ == "__main__":
     code = main(Path(sys.argv[1]).read_text(encoding="utf-8"))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # all is said and written; taking down the interpreter would cost the trial another second
+    # Everything is reported and written; taking down the interpreter would cost another second.
+    os._exit(code)

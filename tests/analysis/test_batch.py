@@ -7,16 +7,29 @@ from small_studies import pruned, study, trial
 
 from carbonopt.analysis.batch import batch_effect
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import Durations, EvalPoint, Failure, QualityResult, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import (
+    Durations,
+    EvalPoint,
+    Failure,
+    QualityResult,
+    StopReason,
+    TrialRecord,
+    TrialState,
+)
 from carbonopt.core.units import emissions_kg_co2e, joules_from_kwh, kwh_from_joules
 from carbonopt.engines.replay import read_table
 from carbonopt.report.document import Figure, Table
-from carbonopt.report.sections.batch import section
+from carbonopt.report.sections.batch_section import section
 from carbonopt.report.study_view import StudyView
 
 ROOT = Path(__file__).parents[2]
 WHOLE = {"total_steps": 100, "steps_done": 100}
-STOPPED = {"state": TrialState.PRUNED, "stop_reason": StopReason.TARGET, "perplexity": None, "total_steps": 100}
+STOPPED = {
+    "state": TrialState.PRUNED,
+    "stop_reason": StopReason.TARGET,
+    "perplexity": None,
+    "total_steps": 100,
+}
 
 
 def at(batch: int, **changes) -> dict:
@@ -34,33 +47,45 @@ def test_figures_are_of_an_epoch() -> None:
     assert effect is not None
     small, large = effect.batches
     assert (small.global_batch_size, small.trials) == (16, (0, 1))
-    assert (small.energy_kwh.lowest, small.energy_kwh.median, small.energy_kwh.highest) == pytest.approx(
-        (0.5e-3, 0.75e-3, 1e-3)
-    )
+    assert (
+        small.energy_kwh.lowest,
+        small.energy_kwh.median,
+        small.energy_kwh.highest,
+    ) == pytest.approx((0.5e-3, 0.75e-3, 1e-3))
     assert (small.duration_s.lowest, small.duration_s.highest) == (15, 30)
     assert (small.peak_memory_gib.lowest, small.peak_memory_gib.median) == (2.0, 2.5)
-    expected = emissions_kg_co2e(0.6e-3, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue)
+    expected = emissions_kg_co2e(
+        0.6e-3, data.provenance.intensity.g_co2e_per_kwh, data.config.carbon.pue
+    )
     assert large.emissions_kg_co2e.median == pytest.approx(expected)
     assert (effect.least_energy, effect.least_duration, effect.least_memory) == (16, 16, 16)
 
 
 def test_a_stopped_trial_counts_for_what_it_trained_where_none_completed() -> None:
     stopped = trial(
-        1, 0.3e-3, **at(32), **STOPPED, steps_done=30, duration_s=Durations(train=9, setup=1, eval=1, total=11)
+        1,
+        0.3e-3,
+        **at(32),
+        **STOPPED,
+        steps_done=30,
+        duration_s=Durations(train=9, setup=1, eval=1, total=11),
     )
     also = trial(2, 9.0, **at(16), **STOPPED, steps_done=50)
     effect = batch_effect(study(trial(0, **at(16), **WHOLE), stopped, also))
     assert effect is not None
     small, large = effect.batches
     assert (small.only_stopped, large.only_stopped) == (False, True)
-    assert small.trials == (0,)  # a whole trial is there: the stopped one's dear first steps stay out
+    assert small.trials == (
+        0,
+    )  # a whole trial is there: the stopped one's dear first steps stay out
     assert large.energy_kwh.median == pytest.approx(0.3e-3 / (2 * 0.3))
     assert large.duration_s.median == pytest.approx(15)
     assert (effect.least_energy, effect.least_duration) == (16, 32)
 
 
 @pytest.mark.parametrize(
-    ("steps", "total", "counts"), [(9, 100, False), (10, 100, True), (49, 1000, False), (50, 1000, True)]
+    ("steps", "total", "counts"),
+    [(9, 100, False), (10, 100, True), (49, 1000, False), (50, 1000, True)],
 )
 def test_too_short_a_trial_says_nothing(steps: int, total: int, counts: bool) -> None:
     stopped = trial(1, **at(32), **{**STOPPED, "total_steps": total}, steps_done=steps)
@@ -93,7 +118,9 @@ def test_what_ran_out_of_memory_before_a_step_is_left_out() -> None:
 
 
 def test_without_a_gpu_memory_is_not_known() -> None:
-    effect = batch_effect(study(trial(0, **at(16), **WHOLE), trial(1, 2e-3, **at(64), **WHOLE, peak_memory_gib=1.0)))
+    effect = batch_effect(
+        study(trial(0, **at(16), **WHOLE), trial(1, 2e-3, **at(64), **WHOLE, peak_memory_gib=1.0))
+    )
     assert effect is not None
     assert effect.batches[0].peak_memory_gib is None
     assert effect.least_memory is None  # known of one batch only: no minimum
@@ -107,7 +134,9 @@ def test_one_batch_size_has_no_effect() -> None:
 
 
 def held_up(number: int, batch: int, times: float):
-    """A trial of 1 Wh at most, or of so many times the time and energy because the machine was busy."""
+    """A trial of 1 Wh at most, or of so many times the time and energy because the machine was
+    busy.
+    """
     duration = Durations(train=60 * times, setup=0, eval=0, total=60 * times)
     return trial(number, 1e-3 * times, **at(batch), **WHOLE, duration_s=duration)
 
@@ -119,14 +148,32 @@ def test_table_and_figure_go_by_the_same_value_where_a_run_was_held_up() -> None
     figure, table = shown.blocks
     assert isinstance(figure, Figure) and isinstance(table, Table)
     assert [[cell.text for cell in row] for row in table.rows] == [
-        ["8", "2", "27.0 (388 to 750)", "–", "0.000450 (0.00648 to 0.0125)", "0.114 (1.64 to 3.16)", "5.000"],
-        ["16", "2", "30.0 (31.5 to 33.0)", "–", "0.000500 (0.000525 to 0.000550)", "0.127 (0.133 to 0.139)", "5.000"],
+        [
+            "8",
+            "2",
+            "27.0 (388 to 750)",
+            "–",
+            "0.000450 (0.00648 to 0.0125)",
+            "0.114 (1.64 to 3.16)",
+            "5.000",
+        ],
+        [
+            "16",
+            "2",
+            "30.0 (31.5 to 33.0)",
+            "–",
+            "0.000500 (0.000525 to 0.000550)",
+            "0.127 (0.133 to 0.139)",
+            "5.000",
+        ],
     ]
     assert [[cell.strong for cell in row] for row in table.rows] == [
         [False, False, True, False, True, True, True],
         [False] * 7,
     ]
-    assert figure.alt.startswith("An epoch over batch sizes 8, 16: least energy at 8, least time at 8.")
+    assert figure.alt.startswith(
+        "An epoch over batch sizes 8, 16: least energy at 8, least time at 8."
+    )
     assert "least energy at 16, least time at 16" in table.note  # by the medians
 
 
@@ -134,9 +181,15 @@ def sweep(**of_last) -> list[TrialRecord]:
     """Two trials of each batch size, all of two epochs; `of_last`: parameters of the last one."""
     reached = {8: (4.0, 5.0), 16: (3.0, 6.0), 32: (3.5, 3.5)}
     runs = [(batch, value) for batch, values in reached.items() for value in values]
-    records = [trial(number, 1e-3, value, **at(batch), **WHOLE) for number, (batch, value) in enumerate(runs)]
+    records = [
+        trial(number, 1e-3, value, **at(batch), **WHOLE)
+        for number, (batch, value) in enumerate(runs)
+    ]
     last = records[-1]
-    return [*records[:-1], last.model_copy(update={"params": last.params.model_copy(update=of_last)})]
+    return [
+        *records[:-1],
+        last.model_copy(update={"params": last.params.model_copy(update=of_last)}),
+    ]
 
 
 def test_the_quality_is_compared_where_all_trained_equally_long() -> None:
@@ -144,12 +197,18 @@ def test_the_quality_is_compared_where_all_trained_equally_long() -> None:
     effect = batch_effect(data)
     assert effect is not None
     spans = [(at.quality.lowest, at.quality.median, at.quality.highest) for at in effect.batches]
-    assert spans == [(4.0, 4.5, 5.0), (3.0, 4.5, 6.0), (3.5, 3.5, 3.5)] and effect.best_quality == 16
+    assert (
+        spans == [(4.0, 4.5, 5.0), (3.0, 4.5, 6.0), (3.5, 3.5, 3.5)] and effect.best_quality == 16
+    )
     shown = section(StudyView(data))
     assert shown is not None
     figure, table = shown.blocks
     assert table.columns[-1].label == "Perplexity"
-    assert [row[-1].text for row in table.rows] == ["4.000 (4.500 to 5.000)", "3.000 (4.500 to 6.000)", "3.500"]
+    assert [row[-1].text for row in table.rows] == [
+        "4.000 (4.500 to 5.000)",
+        "3.000 (4.500 to 6.000)",
+        "3.500",
+    ]
     assert [row[-1].strong for row in table.rows] == [False, True, False]
     assert figure.svg.count("Perplexity") == 1
     longer = batch_effect(study(*sweep(epochs=3)))
@@ -161,10 +220,22 @@ def test_of_a_quality_of_which_more_is_better_the_highest_is_marked() -> None:
     accuracies = {8: (0.4, 0.5), 16: (0.3, 0.6), 32: (0.35, 0.45)}
     runs = [(batch, value) for batch, values in accuracies.items() for value in values]
     of_accuracy = [
-        trial(number, 1e-3, None, **at(batch), **WHOLE, evals=(), quality=QualityResult(name="accuracy", value=value))
+        trial(
+            number,
+            1e-3,
+            None,
+            **at(batch),
+            **WHOLE,
+            evals=(),
+            quality=QualityResult(name="accuracy", value=value),
+        )
         for number, (batch, value) in enumerate(runs)
     ]
-    replay = {"workload": None, "launch": {"kind": "replay", "table": "/runs.jsonl"}, "target": {"accuracy": 0.5}}
+    replay = {
+        "workload": None,
+        "launch": {"kind": "replay", "table": "/runs.jsonl"},
+        "target": {"accuracy": 0.5},
+    }
     data = study(*of_accuracy, raw=replay)
     effect = batch_effect(data)
     assert effect is not None and effect.best_quality == 16
@@ -183,7 +254,9 @@ def test_of_a_quality_of_which_more_is_better_the_highest_is_marked() -> None:
     ("name", "joules", "least"),
     [("text2sql-tune", (136.4305, 63.258), 128), ("wikitext-overfit", (71.253, 47.6568), 256)],
 )
-def test_on_recorded_runs_the_largest_batch_takes_the_least(name: str, joules: tuple[float, float], least: int) -> None:
+def test_on_recorded_runs_the_largest_batch_takes_the_least(
+    name: str, joules: tuple[float, float], least: int
+) -> None:
     runs = read_table(ROOT / "reports" / "search" / "tables" / f"{name}.jsonl", PERPLEXITY)
     records = []
     for number, run in enumerate(runs):
@@ -203,5 +276,9 @@ def test_on_recorded_runs_the_largest_batch_takes_the_least(name: str, joules: t
     ends = [joules_from_kwh(effect.batches[end].energy_kwh.median) for end in (0, -1)]
     assert ends == pytest.approx(joules)
     assert (effect.least_energy, effect.least_duration) == (least, least)
-    # The tables have one figure for the steps of a batch size: length and rate must make no difference.
-    assert all(batch.energy_kwh.highest == pytest.approx(batch.energy_kwh.lowest) for batch in effect.batches)
+    # The tables have one figure for the steps of a batch size: length and rate must make no
+    # difference.
+    assert all(
+        batch.energy_kwh.highest == pytest.approx(batch.energy_kwh.lowest)
+        for batch in effect.batches
+    )

@@ -1,4 +1,6 @@
-"""The statistics of repeats against SciPy's own tests and against simulated studies whose truth is known."""
+"""The statistics of repeats against SciPy's own tests and against simulated studies whose truth is
+known.
+"""
 
 import math
 
@@ -8,12 +10,15 @@ from analysis.test_recommend import record, study
 from documents import caveats_of
 from scipy import stats
 
-from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, pooled, repeats
-from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, pooled
+from carbonopt.analysis.recommend import Recommendation, cheaper_but_unsure, recommend
+from carbonopt.analysis.replicates import repeats
 from carbonopt.core.quality import PERPLEXITY, Target
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.report.document import Level
+from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import headline
+from carbonopt.spec.study_data import StudyData
 
 TARGET = 10.0
 AT_TARGET = Target(PERPLEXITY, TARGET)
@@ -25,13 +30,18 @@ def runs(trial: int, emissions_kg: list[float], perplexities: list[float]) -> li
     more = enumerate(zip(emissions_kg[1:], perplexities[1:], strict=True), start=1)
     return [
         first,
-        *(record(1000 + 10 * trial + k, e, p, params=first.params, repeat_of=trial, seed=k) for k, (e, p) in more),
+        *(
+            record(1000 + 10 * trial + k, e, p, params=first.params, repeat_of=trial, seed=k)
+            for k, (e, p) in more
+        ),
     ]
 
 
 def repeated(*of_each: list[TrialRecord], seeds: int = 3) -> StudyData:
     data = study(*(run for several in of_each for run in several), target=TARGET)
-    confirmed = type(data.config).model_validate({**data.config.model_dump(mode="json"), "confirm": {"seeds": seeds}})
+    confirmed = type(data.config).model_validate(
+        {**data.config.model_dump(mode="json"), "confirm": {"seeds": seeds}}
+    )
     return data.model_copy(update={"config": confirmed})
 
 
@@ -66,6 +76,26 @@ def test_runs_that_differ_beyond_all_bounds_have_none() -> None:
     assert (caveat.level, caveat.numbers) == (Level.CRITICAL, {"seeds": 2})
 
 
+def test_cheaper_trials_that_no_repeats_confirm_are_named_and_not_denied() -> None:
+    """A confirmed baseline is recommended, though two trials met the target for less."""
+    baseline = runs(0, [2.0, 2.0, 2.0], [7.0, 7.01, 7.02])
+    in_doubt, once = runs(1, [1.1, 1.1, 1.1], [9.5, 9.9, 10.4]), runs(2, [1.0], [9.6])
+    missed = runs(3, [0.5], [12.0])
+    data = repeated(baseline, in_doubt, once, missed)
+    start = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
+    search = data.config.search.model_copy(update={"start": start})
+    data = data.model_copy(update={"config": data.config.model_copy(update={"search": search})})
+    rec = recommend(data)
+    assert rec.trial == 0 and rec.baseline.is_start and _holds(rec)
+    assert cheaper_but_unsure(data, rec) == (1, 2)
+    caveat = caveats_of(data)["cheaper_but_unsure"]
+    assert (caveat.level, caveat.numbers) == (Level.WARNING, {"trials": (1, 2)})
+    said = headline(StudyView(data))
+    assert "confirmed" in said and not said.startswith("No trial emitted less")
+    alone = repeated(baseline, missed)
+    assert cheaper_but_unsure(alone, recommend(alone)) == ()
+
+
 def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() -> None:
     in_doubt, once = runs(0, [1.0, 1.1, 0.9], [9.8, 10.0, 10.1]), runs(1, [0.8], [9.9])
     data = repeated(in_doubt, once)
@@ -84,7 +114,9 @@ def test_the_runner_up_of_a_winner_in_doubt_is_surer_and_nearly_as_cheap() -> No
     assert (other.trial, other.seeds) == (1, 3)
     assert other.value_mean == pytest.approx(stats.gmean([9.7, 9.9, 10.0]))
     assert TARGET < other.value_bound < rec.confidence.value_bound
-    assert other.emissions_kg_co2e == pytest.approx(1.04) and other.emissions_difference == pytest.approx(0.04)
+    assert other.emissions_kg_co2e == pytest.approx(
+        1.04
+    ) and other.emissions_difference == pytest.approx(0.04)
     caveats = caveats_of(data)
     assert caveats["not_confirmed"].numbers["bound"] == rec.confidence.value_bound
     surer_one = caveats["surer_runner_up"].numbers
@@ -108,7 +140,9 @@ def test_no_runner_up(emissions_kg: list[float], perplexities: list[float]) -> N
 
 
 def test_a_winner_that_holds_has_ties_but_no_runner_up() -> None:
-    rec = recommend(repeated(runs(0, [1.0] * 3, [9.0, 9.01, 9.02]), runs(1, [1.01] * 3, [8.0, 8.01, 8.02])))
+    rec = recommend(
+        repeated(runs(0, [1.0] * 3, [9.0, 9.01, 9.02]), runs(1, [1.01] * 3, [8.0, 8.01, 8.02]))
+    )
     assert _holds(rec) and rec.confidence.safer_alternative is None
 
 
@@ -121,19 +155,32 @@ def test_the_repeats_stand_as_the_evidence_says() -> None:
         evidence = Evidence.of(data, AT_TARGET)
         expected = [evidence.standing(configuration) for configuration in evidence.configurations]
         repeated_configurations = repeats(data.records)
-        assert [configuration.standing(AT_TARGET) for configuration in repeated_configurations] == expected
+        assert [
+            configuration.standing(AT_TARGET) for configuration in repeated_configurations
+        ] == expected
         assert [configuration.value_bound for configuration in repeated_configurations] == [
-            evidence.confidence(configuration).value_bound for configuration in evidence.configurations
+            evidence.confidence(configuration).value_bound
+            for configuration in evidence.configurations
         ]
         seen |= set(expected)
     assert seen == {Standing.CONFIRMED, Standing.INCONCLUSIVE, Standing.REJECTED}
 
 
-def test_a_configuration_that_diverged_with_a_seed_is_refuted_and_one_run_twice_in_the_search_is_not_judged() -> None:
-    lost = [*runs(0, [1.0, 1.0], [9.0, 9.1]), record(999, 1.0, None, repeat_of=0, state=TrialState.DIVERGED)]
+def test_a_configuration_that_diverged_with_a_seed_is_refuted_and_one_run_twice_in_the_search_is_not_judged() -> (
+    None
+):
+    lost = [
+        *runs(0, [1.0, 1.0], [9.0, 9.1]),
+        record(999, 1.0, None, repeat_of=0, state=TrialState.DIVERGED),
+    ]
     first = record(1, 1.0, 9.0)
-    configurations = repeats(repeated(lost, [first, record(2, 1.0, 9.1, params=first.params)]).records)
-    assert [configuration.standing(AT_TARGET) for configuration in configurations] == [Standing.REJECTED, None]
+    configurations = repeats(
+        repeated(lost, [first, record(2, 1.0, 9.1, params=first.params)]).records
+    )
+    assert [configuration.standing(AT_TARGET) for configuration in configurations] == [
+        Standing.REJECTED,
+        None,
+    ]
     assert configurations[1].value_bound is None and configurations[1].value_mean == pytest.approx(
         stats.gmean([9.0, 9.1])
     )
@@ -161,16 +208,30 @@ def test_standing() -> None:
         runs(2, kg, [9.9, 10.3, 10.1]),
         runs(3, kg[:1], [9.9]),
         runs(4, kg[:2], [9.99, 9.98]),
-        [*runs(5, kg[:2], [9.0, 9.1]), record(999, 1.0, None, repeat_of=5, state=TrialState.DIVERGED)],
+        [
+            *runs(5, kg[:2], [9.0, 9.1]),
+            record(999, 1.0, None, repeat_of=5, state=TrialState.DIVERGED),
+        ],
     )
     evidence = Evidence.of(data, AT_TARGET)
-    standings = [evidence.standing(configuration).value for configuration in evidence.configurations]
-    assert standings == ["confirmed", "inconclusive", "rejected", "unreplicated", "unreplicated", "rejected"]
+    standings = [
+        evidence.standing(configuration).value for configuration in evidence.configurations
+    ]
+    assert standings == [
+        "confirmed",
+        "inconclusive",
+        "rejected",
+        "incomplete",
+        "incomplete",
+        "rejected",
+    ]
 
 
 def test_another_target_needs_no_new_trial() -> None:
     """What was confirmed for the study's own target does not stand in the way of something cheaper."""
-    data = repeated(runs(0, [2.0, 2.0, 2.0], [9.0, 9.1, 9.2]), runs(1, [1.0], [15.0]), runs(2, [3.0], [8.0]))
+    data = repeated(
+        runs(0, [2.0, 2.0, 2.0], [9.0, 9.1, 9.2]), runs(1, [1.0], [15.0]), runs(2, [3.0], [8.0])
+    )
     assert recommend(data).trial == 0
     assert recommend(data, 20.0).trial == 1
     assert recommend(data, 20.0).confidence.value_bound is None
@@ -183,7 +244,9 @@ def test_the_recommendation_is_the_cheapest_mean_of_those_that_hold() -> None:
     for _ in range(300):
         kg = rng.uniform(1.0, 2.0, (4, 3))
         perplexities = rng.uniform(9.0, 10.05, (4, 1)) * rng.normal(1.0, 0.005, (4, 3))
-        data = repeated(*(runs(trial, list(kg[trial]), list(perplexities[trial])) for trial in range(4)))
+        data = repeated(
+            *(runs(trial, list(kg[trial]), list(perplexities[trial])) for trial in range(4))
+        )
         logs = np.log(perplexities)
         deviation = np.maximum(math.sqrt(logs.var(axis=1, ddof=1).mean()), logs.std(axis=1, ddof=1))
         bounds = logs.mean(axis=1) + stats.t.ppf((1 + LEVEL) / 2, df=8) * deviation / math.sqrt(3)
@@ -197,15 +260,28 @@ def test_the_recommendation_is_the_cheapest_mean_of_those_that_hold() -> None:
 
 
 EQUAL = [0.01]
-RECORDED = [0.0176, 0.0096, 0.0059, 0.0046, 0.0054, 0.0299, 0.0214, 0.0573]  # of a small GPT on an H200, 3 seeds each
+RECORDED = [
+    0.0176,
+    0.0096,
+    0.0059,
+    0.0046,
+    0.0054,
+    0.0299,
+    0.0214,
+    0.0573,
+]  # of a small GPT on an H200, 3 seeds each
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seeds", "deviations"), [(2, EQUAL), (3, EQUAL), (5, EQUAL), (3, RECORDED)])
+@pytest.mark.parametrize(
+    ("seeds", "deviations"), [(2, EQUAL), (3, EQUAL), (5, EQUAL), (3, RECORDED)]
+)
 def test_what_is_no_better_than_the_target_holds_it_as_rarely_as_the_level_says(
     seeds: int, deviations: list[float]
 ) -> None:
-    """Three configurations whose true perplexity is the target's; the first was taken because its first run met it."""
+    """Three configurations whose true perplexity is the target's; the first was taken because its
+    first run met it.
+    """
     rng = np.random.default_rng(seeds)
     held = taken = 0
     while taken < 4000:
@@ -213,7 +289,10 @@ def test_what_is_no_better_than_the_target_holds_it_as_rarely_as_the_level_says(
         if perplexities[0, 0] > TARGET:
             continue
         taken += 1
-        data = repeated(*(runs(trial, [1.0] * seeds, list(perplexities[trial])) for trial in range(3)), seeds=seeds)
+        data = repeated(
+            *(runs(trial, [1.0] * seeds, list(perplexities[trial])) for trial in range(3)),
+            seeds=seeds,
+        )
         evidence = Evidence.of(data, AT_TARGET)
         held += evidence.standing(evidence.configurations[0]) is Standing.CONFIRMED
     assert held / taken <= 1 - LEVEL

@@ -1,4 +1,6 @@
-"""The winner and its runners-up repeated with other seeds: what is run, what is then recommended, and how surely."""
+"""The winner and its runners-up repeated with other seeds: what is run, what is then recommended,
+and how surely.
+"""
 
 import json
 import math
@@ -13,23 +15,24 @@ from documents import numbers_of
 
 from carbonopt.analysis.confidence import Configuration, Evidence
 from carbonopt.analysis.recommend import Recommendation, recommend
-from carbonopt.cli.check import describe_study
+from carbonopt.cli.check_text import describe_study
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput, StudyInterrupted
 from carbonopt.core.quality import PERPLEXITY, Target
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.report.assemble import top
-from carbonopt.report.build import write_report
 from carbonopt.report.render.terminal import render
-from carbonopt.report.sections.confirmation import section
+from carbonopt.report.sections.confirmation_section import section
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.writing import write_report
+from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
-from carbonopt.study.check import check
-from carbonopt.study.file import parse_study
-from carbonopt.study.loop import run_study
+from carbonopt.study.run_study import run_study
+from carbonopt.study.session import Session
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import parse_study
 
 TARGET = 10.0
 STEPS = 10
@@ -60,7 +63,9 @@ def rows(batch: int, joules: float | Sequence[float], **perplexity_of_seed: floa
 
 
 class Replayed:
-    """A study over a table of batch sizes, in a folder; every configuration of it is run by a grid, never pruned."""
+    """A study over a table of batch sizes, in a folder; every configuration of it is run by a grid,
+    never pruned.
+    """
 
     def __init__(self, folder: Path, *recorded: list[dict]) -> None:
         self.paths = StudyPaths(folder / "out")
@@ -69,27 +74,41 @@ class Replayed:
         lines = [line for runs in recorded for line in runs]
         table.write_text("".join(json.dumps(line) + "\n" for line in lines))
         batches = list(dict.fromkeys(line["params"]["global_batch_size"] for line in lines))
-        space = {"global_batch_size": {"choices": batches}, "learning_rate": {"choices": [1e-3]}, "epochs": 1}
+        space = {
+            "global_batch_size": {"choices": batches},
+            "learning_rate": {"choices": [1e-3]},
+            "epochs": 1,
+        }
         self.study = {
             "name": "confirmed",
             "target": {"perplexity": TARGET},
-            "search": {"space": space, "sampler": "grid", "pruning": {"target": False, "cap": False}},
+            "search": {
+                "space": space,
+                "sampler": "grid",
+                "pruning": {"target": False, "cap": False},
+            },
             "budget": {"trials": len(batches)},
             "confirm": {"seeds": 3, "runners_up": 2},
             "carbon": {"intensity_g_co2e_per_kwh": 500},
             "launch": {"kind": "replay", "table": str(table)},
         }
 
-    def run(self, interrupted: Callable[[], bool] = lambda: False, display: Silent | None = None) -> StudyData:
+    def run(
+        self, interrupted: Callable[[], bool] = lambda: False, display: Silent | None = None
+    ) -> StudyData:
         checked = check(parse_study(self.study, "test"))
-        return run_study(checked, "", self.paths, None, display or Silent(), Silent(), interrupted)
+        return run_study(
+            Session(checked, "", self.paths, display or Silent(), Silent(), interrupted)
+        )
 
     def read(self) -> StudyData:
         return StudyStorage.of_folder(connect(storage_url(self.paths, None)), self.paths).read()
 
 
 def run_of(perplexity: float) -> TrialRecord:
-    params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1)
+    params = TrialParams(
+        global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1
+    )
     quality = QualityResult(name=PERPLEXITY.name, value=perplexity)
     complete = {"state": TrialState.COMPLETE, "seed": 0, "emissions_kg_co2e": 1.0}
     return TrialRecord(trial=0, params=params, quality=quality, **complete)
@@ -102,7 +121,11 @@ def batch(rec: Recommendation) -> int:
 
 def repeats(data: StudyData) -> list[tuple[int, int]]:
     """(batch, seed) of every repeat, in the order that they ran in."""
-    return [(record.params.global_batch_size, record.seed) for record in data.records if record.repeat_of is not None]
+    return [
+        (record.params.global_batch_size, record.seed)
+        for record in data.records
+        if record.repeat_of is not None
+    ]
 
 
 CLEAR = (
@@ -130,7 +153,10 @@ def test_a_winner_that_holds_keeps_its_place(tmp_path: Path) -> None:
 def test_a_configuration_that_diverges_with_another_seed_is_not_recommended(tmp_path: Path) -> None:
     table = (rows(16, 100, s0=9.0, s1=math.inf, s2=9.0), rows(32, 200, s0=9.3, s1=9.33, s2=9.31))
     data = Replayed(tmp_path, *table).run()
-    assert next(record.state for record in data.records if record.repeat_of is not None) == TrialState.DIVERGED
+    assert (
+        next(record.state for record in data.records if record.repeat_of is not None)
+        == TrialState.DIVERGED
+    )
     rec = recommend(data)
     assert batch(rec) == 32 and rec.confidence.confirmed
     alone = Replayed(tmp_path / "alone", table[0]).run()
@@ -152,8 +178,13 @@ def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
     assert numbers["trials"] == rec.ties == (tie,)
     text = render(top(StudyView(data)))
     assert "mean of 3 seeds, at most 9.528 with 95 % confidence: confirmed" in text
-    (spread,) = [table.note for table in section(StudyView(data)).blocks if table.key == "considered"]
-    assert "perplexity 9.50 ± 0.02, 13.9 ± 0.6 mg CO2e (mean ± standard deviation, pooled or its own" in spread
+    (spread,) = [
+        table.note for table in section(StudyView(data)).blocks if table.key == "considered"
+    ]
+    assert (
+        "perplexity 9.50 ± 0.02, 13.9 ± 0.6 mg CO2e (mean ± standard deviation, pooled or its own"
+        in spread
+    )
     write_report(data, tmp_path / "report")
     page = (tmp_path / "report/report.md").read_text()
     assert "at most 9.528 with 95 % confidence: confirmed" in page and "n = 3, " in page
@@ -194,7 +225,9 @@ def test_the_chance_is_that_of_simulated_repeats() -> None:
     assert evidence.chance(config) == pytest.approx(confirmed.mean(), abs=0.01)
 
 
-@pytest.mark.parametrize("confirm", [{"seeds": 1}, {"runners_up": -1}, {"seeds": 2.5}, {"runs": 3}, {"baseline": True}])
+@pytest.mark.parametrize(
+    "confirm", [{"seeds": 1}, {"runners_up": -1}, {"seeds": 2.5}, {"runs": 3}, {"baseline": True}]
+)
 def test_an_impossible_confirmation_is_refused(confirm: dict, replay_study: dict) -> None:
     with pytest.raises(BadInput, match=r"confirm\."):
         parse_study({**replay_study, "confirm": confirm}, "test")
@@ -230,7 +263,9 @@ def test_without_confirm_nothing_is_repeated(tmp_path: Path) -> None:
 def test_a_winner_that_was_lucky_gives_way_to_one_that_is_likely_to_hold(tmp_path: Path) -> None:
     lucky = (
         rows(16, 100, s0=9.99, s1=10.3, s2=10.2),
-        rows(32, 200, s0=9.98, s1=10.0, s2=9.97),  # its mean is below the target, but by less than the error
+        rows(
+            32, 200, s0=9.98, s1=10.0, s2=9.97
+        ),  # its mean is below the target, but by less than the error
         rows(64, 300, s0=9.10, s1=9.12, s2=9.14),
         rows(128, 450, s0=9.00, s1=9.0, s2=9.0),
     )
@@ -243,11 +278,17 @@ def test_a_winner_that_was_lucky_gives_way_to_one_that_is_likely_to_hold(tmp_pat
 def test_the_number_of_repeats_is_bounded(tmp_path: Path) -> None:
     none_holds = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in range(3, 10)]
     data = Replayed(tmp_path, *none_holds).run()
-    assert repeats(data) == [(2**k, 1) for k in range(3, 9)], "as many as of three configurations that hold"
+    assert repeats(data) == [(2**k, 1) for k in range(3, 9)], (
+        "as many as of three configurations that hold"
+    )
     assert "none of them was confirmed" in data.ended
     rec = recommend(data)
     assert batch(rec) == 512, "of the others nothing speaks against it"
-    assert not rec.confidence.confirmed and rec.confidence.seeds == 1 and rec.confidence.value_bound is None
+    assert (
+        not rec.confidence.confirmed
+        and rec.confidence.seeds == 1
+        and rec.confidence.value_bound is None
+    )
 
 
 def test_runners_up_within_the_error_are_ties(tmp_path: Path) -> None:
@@ -271,7 +312,9 @@ def test_the_mean_over_seeds_decides_between_those_that_hold(tmp_path: Path) -> 
 
 
 def test_a_near_miss_that_is_cheaper_is_a_rival(tmp_path: Path) -> None:
-    """Trials within a standard deviation above the target can have been unlucky; those farther off are left alone."""
+    """Trials within a standard deviation above the target can have been unlucky; those farther off
+    are left alone.
+    """
     table = (
         rows(16, 100, s0=9.70, s1=9.60, s2=9.80),
         rows(32, 90, s0=10.05, s1=9.80, s2=9.75),  # 0.5 % above; the winner's repeats spread by 1 %
@@ -284,11 +327,21 @@ def test_a_near_miss_that_is_cheaper_is_a_rival(tmp_path: Path) -> None:
 
 
 def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> None:
-    table = (rows(16, 100, s0=9.5), rows(32, 200, s0=9.3, s1=9.31, s2=9.32), rows(64, 300, s0=9.1, s2=9.2))
+    table = (
+        rows(16, 100, s0=9.5),
+        rows(32, 200, s0=9.3, s1=9.31, s2=9.32),
+        rows(64, 300, s0=9.1, s2=9.2),
+    )
     data = Replayed(tmp_path, *table).run()
     assert repeats(data) == [(32, 1), (32, 2), (64, 2)]
-    by_batch = {record.params.global_batch_size: record.trial for record in data.records if record.repeat_of is None}
-    assert f"not in the table: seed 1 of trial {by_batch[16]}, 2 of trial {by_batch[16]}" in data.ended
+    by_batch = {
+        record.params.global_batch_size: record.trial
+        for record in data.records
+        if record.repeat_of is None
+    }
+    assert (
+        f"not in the table: seed 1 of trial {by_batch[16]}, 2 of trial {by_batch[16]}" in data.ended
+    )
     assert f"1 of trial {by_batch[64]}" in data.ended
     assert batch(recommend(data)) == 32, "the cheapest could not be confirmed"
     data = Replayed(tmp_path / "single", rows(16, 100, s0=9.5), rows(32, 200, s0=9.3)).run()
@@ -306,7 +359,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("events", range(1, 60, 7))
-def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(events: int, whole: StudyData, tmp_path: Path) -> None:
+def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(
+    events: int, whole: StudyData, tmp_path: Path
+) -> None:
     replayed = Replayed(tmp_path, *OFTEN_STOPPED)
     stops = 0
     while True:
@@ -336,7 +391,9 @@ def test_a_repeat_that_waits_in_the_queue_is_not_queued_again(tmp_path: Path) ->
     replayed = Replayed(tmp_path, *CLEAR)
     confirm = replayed.study.pop("confirm")
     trial = recommend(replayed.run()).trial
-    StudyStorage.of_folder(connect(storage_url(replayed.paths, None)), replayed.paths).queue_repeat(trial, 1)
+    StudyStorage.of_folder(connect(storage_url(replayed.paths, None)), replayed.paths).queue_repeat(
+        trial, 1
+    )
     replayed.study["confirm"] = confirm
     assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
 
@@ -394,11 +451,18 @@ def test_confirm_can_be_added_to_a_finished_study_and_more_trials_after_it(tmp_p
 
 def test_repeats_are_neither_stopped_nor_counted(tmp_path: Path) -> None:
     """The second run of the winner costs more than the cap, and is on its way to miss the target."""
-    table = (rows(16, [100, 180, 190], s0=9.5, s1=12.0, s2=12.0), rows(32, 150, s0=9.3, s1=9.31, s2=9.32))
+    table = (
+        rows(16, [100, 180, 190], s0=9.5, s1=12.0, s2=12.0),
+        rows(32, 150, s0=9.3, s1=9.31, s2=9.32),
+    )
     replayed = Replayed(tmp_path, *table)
     replayed.study["search"]["pruning"] = {"target": True, "cap": True}
     data = replayed.run()
-    assert all(record.state == TrialState.COMPLETE for record in data.records if record.repeat_of is not None)
+    assert all(
+        record.state == TrialState.COMPLETE
+        for record in data.records
+        if record.repeat_of is not None
+    )
     assert sum(record.repeat_of is None for record in data.records) == 2
 
 
@@ -419,6 +483,8 @@ def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
     rec = recommend(data)
     assert batch(rec) == 32 and rec.confidence is not None and rec.confidence.confirmed, data.ended
     assert (16, 1) in repeats(data) and (32, 2) in repeats(data)
-    assert [(configuration.trial, configuration.seeds) for configuration in rec.rejected] == [(0, 2)]
+    assert [(configuration.trial, configuration.seeds) for configuration in rec.rejected] == [
+        (0, 2)
+    ]
     assert rec.rejected[0].value == pytest.approx((9.9 * 10.2) ** (1 / 2))
     assert numbers_of(data, "rejected") == {"trials": [0]}

@@ -51,7 +51,9 @@ def test_forks_of_a_killed_parent_end_with_it() -> None:
 
         in_forks(work, [60, 60, 60])
     """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    ) as parent:
         pids = [int(parent.stdout.readline()) for _ in range(3)]
         parent.kill()
     until = time.monotonic() + 20
@@ -74,7 +76,9 @@ def test_forks_end_with_a_parent_that_ends_early_whatever_it_does_at_a_sigterm()
         in_forks(work, [60, 60, 1])
     """
     argv = [sys.executable, "-c", textwrap.dedent(script)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
         pids = [int(parent.stdout.readline()) for _ in range(3)]
         parent.wait(20)
     assert all(gone(pid) for pid in pids)
@@ -82,5 +86,7 @@ def test_forks_end_with_a_parent_that_ends_early_whatever_it_does_at_a_sigterm()
 
 def test_one_process_for_each_core_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, expected in ((1, 1), (2, 2), (224, 16)):
-        monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        monkeypatch.setattr(
+            parallel.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores))
+        )
         assert parallel.processes() == expected

@@ -5,9 +5,9 @@ import math
 import pytest
 from small_studies import study, trial
 
-from carbonopt.analysis.pipeline import handed_on, summarise
-from carbonopt.core.pipeline import Pipeline, PipelineData, PipelineSession
-from carbonopt.core.study import StudyData
+from carbonopt.analysis.pipeline_summary import handed_on, summarise
+from carbonopt.spec.pipeline_file import Pipeline, PipelineData, PipelineSession
+from carbonopt.spec.study_data import StudyData
 
 START = {"start": {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 2}}
 
@@ -24,7 +24,10 @@ def with_start(*records, **changes) -> StudyData:
 
 def session(between_kwh: float = 1e-4, outer_kwh: float | None = None) -> PipelineSession:
     return PipelineSession(
-        started_at="2026-01-01T00:00:00Z", duration_s=200.0, between_kwh=between_kwh, outer_kwh=outer_kwh
+        started_at="2026-01-01T00:00:00Z",
+        duration_s=200.0,
+        between_kwh=between_kwh,
+        outer_kwh=outer_kwh,
     )
 
 
@@ -49,10 +52,14 @@ def test_the_front_is_handed_on_before_what_it_dominates():
 
 
 def test_sums_are_those_of_the_steps():
-    summary = summarise(PipelineData(pipeline=pipeline(), studies={"sft": SFT, "dpo": DPO}, sessions=(session(),)))
+    summary = summarise(
+        PipelineData(pipeline=pipeline(), studies={"sft": SFT, "dpo": DPO}, sessions=(session(),))
+    )
     (path,) = summary.paths
     assert [run.taken.trial for run in path.steps] == [1, 1]
-    assert path.energy_kwh == pytest.approx(4e-3) and path.baseline_energy_kwh == pytest.approx(1e-2)
+    assert path.energy_kwh == pytest.approx(4e-3) and path.baseline_energy_kwh == pytest.approx(
+        1e-2
+    )
     assert path.duration_s == path.baseline_duration_s == 120
     assert summary.saving_fraction == pytest.approx(0.6) and summary.saving_interval is None
     spent_kwh = SFT.spent_kwh() + DPO.spent_kwh() + 1e-4
@@ -60,7 +67,9 @@ def test_sums_are_those_of_the_steps():
     assert summary.break_even_runs == math.ceil(spent_kwh / 6e-3)
     assert summary.closure is None and summary.ended and summary.not_begun == ()
     closed = PipelineData(
-        pipeline=pipeline(), studies={"sft": SFT}, sessions=(session(outer_kwh=1e-2), session(0, 1e-2))
+        pipeline=pipeline(),
+        studies={"sft": SFT},
+        sessions=(session(outer_kwh=1e-2), session(0, 1e-2)),
     )
     assert summarise(closed).closure == pytest.approx((SFT.spent_kwh() + 1e-4) / 2e-2)
     assert summarise(closed).not_begun == ("dpo",) and not summarise(closed).met
@@ -69,13 +78,17 @@ def test_sums_are_those_of_the_steps():
 def test_the_path_with_the_least_emissions_is_the_first():
     worse = with_start(trial(0, 6e-3, 5.0), trial(1, 5e-3, 5.0))
     better = with_start(trial(0, 6e-3, 5.0), trial(1, 1e-3, 5.0))
-    data = PipelineData(pipeline=pipeline(2), studies={"sft": SFT, "dpo": worse, "dpo@sft-2": better}, sessions=())
+    data = PipelineData(
+        pipeline=pipeline(2), studies={"sft": SFT, "dpo": worse, "dpo@sft-2": better}, sessions=()
+    )
     paths = summarise(data).paths
     assert [path.ranks["sft"] for path in paths] == [2, 1]
     assert [path.energy_kwh for path in paths] == pytest.approx([3e-3, 6e-3])
     assert [run.study for run in paths[0].steps] == ["sft", "dpo@sft-2"]
     missed = with_start(trial(0, 6e-3, 9.0))
-    data = PipelineData(pipeline=pipeline(2), studies={"sft": SFT, "dpo": worse, "dpo@sft-2": missed}, sessions=())
+    data = PipelineData(
+        pipeline=pipeline(2), studies={"sft": SFT, "dpo": worse, "dpo@sft-2": missed}, sessions=()
+    )
     assert [path.ranks["sft"] for path in summarise(data).paths] == [1]
 
 
@@ -89,10 +102,15 @@ def test_half_widths_of_independent_steps_add_up_in_squares():
         return with_start(*runs)
 
     one = repeated(1.2)
-    single = summarise(PipelineData(pipeline=pipeline(), studies={"sft": one, "dpo": repeated(1.2)}, sessions=()))
+    single = summarise(
+        PipelineData(pipeline=pipeline(), studies={"sft": one, "dpo": repeated(1.2)}, sessions=())
+    )
     (path,) = single.paths
     low, high = path.steps[0].saved_interval_kg_co2e
-    baseline_kg, taken_kg = path.steps[0].baseline.emissions_kg_co2e, path.steps[0].taken.emissions_kg_co2e
+    baseline_kg, taken_kg = (
+        path.steps[0].baseline.emissions_kg_co2e,
+        path.steps[0].taken.emissions_kg_co2e,
+    )
     saved_kg = baseline_kg - taken_kg
     expected = [
         (2 * saved_kg + sign * math.sqrt(2) * abs(saved_kg - end)) / (2 * baseline_kg)

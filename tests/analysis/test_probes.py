@@ -10,7 +10,11 @@ from carbonopt.core.trial import Failure, Kernels, StopReason, TrialState
 from carbonopt.core.units import kwh_from_joules
 
 FAILED = {"stop_reason": None, "stages": None, "steps_done": None, "peak_memory_gib": None}
-FULL = {**FAILED, "state": TrialState.INFEASIBLE, "failure": Failure(kind="out_of_memory", text="too large")}
+FULL = {
+    **FAILED,
+    "state": TrialState.INFEASIBLE,
+    "failure": Failure(kind="out_of_memory", text="too large"),
+}
 PROBES = (
     probe(0, 200.0, kernels=Kernels.COMPILED),
     probe(1, 100.0, params={"zero_stage": 3}),

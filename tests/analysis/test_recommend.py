@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carbonopt.analysis.confidence import repeats
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.replicates import repeats
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.study import Intensity, Provenance, SessionLedger, StudyData
 from carbonopt.core.trial import (
     Energy,
     EvalPoint,
@@ -29,15 +28,20 @@ from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.report.assemble import top
 from carbonopt.report.render.terminal import render
 from carbonopt.report.study_view import StudyView
-from carbonopt.study.file import parse_study
+from carbonopt.spec.study_data import Intensity, Provenance, SessionLedger, StudyData
+from carbonopt.study.study_file import parse_study
 
 INTENSITY_G_PER_KWH = 200.0
 PUE = 1.5
 KWH_OF_A_KG = 1 / emissions_kg_co2e(1.0, INTENSITY_G_PER_KWH, PUE)
 
 
-def record(trial: int, emissions_kg: float | None, perplexity: float | None, **changes) -> TrialRecord:
-    """A complete trial whose energy fits its emissions; set-up and evaluation add half as much again."""
+def record(
+    trial: int, emissions_kg: float | None, perplexity: float | None, **changes
+) -> TrialRecord:
+    """A complete trial whose energy fits its emissions; set-up and evaluation add half as much
+    again.
+    """
     energy = None
     if emissions_kg is not None and math.isfinite(emissions_kg):
         train = emissions_kg * KWH_OF_A_KG
@@ -46,7 +50,9 @@ def record(trial: int, emissions_kg: float | None, perplexity: float | None, **c
         "trial": trial,
         "state": TrialState.COMPLETE,
         "seed": 0,
-        "params": TrialParams(global_batch_size=8, micro_batch_size_per_gpu=4, learning_rate=1e-3, epochs=1 + trial),
+        "params": TrialParams(
+            global_batch_size=8, micro_batch_size_per_gpu=4, learning_rate=1e-3, epochs=1 + trial
+        ),
         "quality": QualityResult(name=PERPLEXITY.name, value=perplexity),
         "emissions_kg_co2e": emissions_kg,
         "energy_kwh": energy,
@@ -54,8 +60,12 @@ def record(trial: int, emissions_kg: float | None, perplexity: float | None, **c
     return TrialRecord(**{**values, **changes})
 
 
-def study(*records: TrialRecord, target: float = 10.0, start: bool = False, sessions=()) -> StudyData:
-    search = {"space": {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": {"low": 1, "high": 9}}}
+def study(
+    *records: TrialRecord, target: float = 10.0, start: bool = False, sessions=()
+) -> StudyData:
+    search = {
+        "space": {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": {"low": 1, "high": 9}}
+    }
     raw = {
         "name": "analysis",
         "target": {"perplexity": target},
@@ -69,7 +79,9 @@ def study(*records: TrialRecord, target: float = 10.0, start: bool = False, sess
         config=parse_study(raw, "test"),
         records=records,
         sessions=sessions,
-        provenance=Provenance(hardware=None, versions={}, intensity=intensity, energy_source={}, study_file=""),
+        provenance=Provenance(
+            hardware=None, versions={}, intensity=intensity, energy_source={}, study_file=""
+        ),
     )
 
 
@@ -78,7 +90,9 @@ EMISSIONS = st.one_of(st.sampled_from([1.0, 2.0, 3.0]), st.none(), st.floats(1.0
 VALUES = st.one_of(EMISSIONS, st.sampled_from([math.inf, math.nan]))
 STATES = st.sampled_from([TrialState.COMPLETE] * 4 + [TrialState.PRUNED, TrialState.FAILED])
 RECORDS = st.lists(st.tuples(EMISSIONS, VALUES, STATES), max_size=8).map(
-    lambda rows: [record(index, kg, value, state=state) for index, (kg, value, state) in enumerate(rows)]
+    lambda rows: [
+        record(index, kg, value, state=state) for index, (kg, value, state) in enumerate(rows)
+    ]
 )
 
 
@@ -98,13 +112,18 @@ def test_front_is_what_nothing_dominates(records):
     candidates = points(records)
 
     def dominated(point):
-        return any(other[0] <= point[0] and other[1] <= point[1] and other != point for other in candidates.values())
+        return any(
+            other[0] <= point[0] and other[1] <= point[1] and other != point
+            for other in candidates.values()
+        )
 
     expected = {trial for trial, point in candidates.items() if not dominated(point)}
     front = pareto_front(records)
     assert set(front) == expected
     assert len(front) == len(expected)
-    assert [candidates[trial][0] for trial in front] == sorted(candidates[trial][0] for trial in front)
+    assert [candidates[trial][0] for trial in front] == sorted(
+        candidates[trial][0] for trial in front
+    )
 
 
 @given(RECORDS, st.floats(1.0, 4.5))
@@ -127,15 +146,15 @@ def test_front_of_every_order_of_ties():
 
 
 def test_json_has_exactly_the_contract():
-    answer = recommend(study(record(0, 4.0, 8.0), record(1, 1.0, 9.0), record(2, 0.5, 20.0))).as_json()
+    answer = recommend(
+        study(record(0, 4.0, 8.0), record(1, 1.0, 9.0), record(2, 0.5, 20.0))
+    ).as_json()
     assert list(answer) == [
         "target",
-        "target_perplexity",
         "met",
         "trial",
         "params",
         "quality",
-        "perplexity",
         "emissions_kg_co2e",
         "energy_kwh",
         "baseline",
@@ -147,13 +166,23 @@ def test_json_has_exactly_the_contract():
         "failed_replicates",
         "rejected",
     ]
-    assert answer["target"] == {"quality": "perplexity", "at_most": 10.0} and answer["target_perplexity"] == 10.0
-    assert answer["quality"] == {"name": "perplexity", "value": 9.0} and answer["perplexity"] == 9.0
+    assert answer["target"] == {"quality": "perplexity", "at_most": 10.0}
+    assert answer["quality"] == {"name": "perplexity", "value": 9.0}
     assert answer["confidence"] is None and answer["ties"] == []  # nothing was repeated
-    assert answer["met"] is True and answer["trial"] == 1 and answer["params"]["gradient_accumulation_steps"] == 2
+    assert (
+        answer["met"] is True
+        and answer["trial"] == 1
+        and answer["params"]["gradient_accumulation_steps"] == 2
+    )
     assert answer["energy_kwh"] == pytest.approx(KWH_OF_A_KG)
-    assert set(answer["baseline"]) == {"trial", "why", "params", "value", "emissions_kg_co2e", "perplexity"}
-    assert answer["baseline"]["perplexity"] == answer["baseline"]["value"] == 8.0
+    assert set(answer["baseline"]) == {
+        "trial",
+        "why",
+        "params",
+        "value",
+        "emissions_kg_co2e",
+    }
+    assert answer["baseline"]["value"] == 8.0
     assert answer["saving_fraction"] == 0.75
     assert answer["pareto_front"] == [2, 1, 0]
     assert answer["study"]["trials"]["complete"] == 3 and answer["study"]["trials"]["failed"] == 0
@@ -173,7 +202,9 @@ def test_baseline_is_the_start_configuration_even_if_it_misses_the_target():
 
 def test_baseline_is_the_most_accurate_trial_without_a_completed_start():
     failed = record(0, 1.0, None, state=TrialState.FAILED)
-    rec = recommend(study(failed, record(1, 2.0, 9.0), record(2, 3.0, 8.0), record(3, 2.5, 8.0), start=True))
+    rec = recommend(
+        study(failed, record(1, 2.0, 9.0), record(2, 3.0, 8.0), record(3, 2.5, 8.0), start=True)
+    )
     assert rec.baseline is not None and rec.baseline.trial == 3
     assert "most accurate" in rec.baseline.why and "did not complete" in rec.baseline.why
 
@@ -212,23 +243,28 @@ def test_closest_is_the_most_accurate_complete_trial():
     pruned = record(1, 1.0, None, state=TrialState.PRUNED, evals=(last,))
     answer = recommend(study(record(0, 2.0, 12.0), pruned, record(2, 1.0, 11.0))).as_json()
     assert answer["met"] is False
-    assert answer["trial"] is answer["params"] is answer["perplexity"] is answer["saving_fraction"] is None
+    assert answer["trial"] is answer["params"] is answer["saving_fraction"] is None
     assert answer["quality"] == {"name": "perplexity", "value": None}
-    assert (answer["closest"]["trial"], answer["closest"]["perplexity"]) == (2, 11.0)
-    assert answer["closest"]["value"] == 11.0
+    assert (answer["closest"]["trial"], answer["closest"]["value"]) == (2, 11.0)
     assert answer["closest"]["state"] == "complete"
 
 
 def test_closest_of_unfinished_trials_has_the_lowest_last_evaluation():
     def unfinished(trial, *nlls, **changes):
         evals = [
-            EvalPoint.of(PERPLEXITY, math.nan if nll is None else nll, 1, step=10 * (1 + index), tokens=None)
+            EvalPoint.of(
+                PERPLEXITY, math.nan if nll is None else nll, 1, step=10 * (1 + index), tokens=None
+            )
             for index, nll in enumerate(nlls)
         ]
-        return record(trial, 1.0, None, state=TrialState.PRUNED, evals=tuple(evals), total_steps=80, **changes)
+        return record(
+            trial, 1.0, None, state=TrialState.PRUNED, evals=tuple(evals), total_steps=80, **changes
+        )
 
     # Trial 1 was better once, trial 3 became NaN: the last evaluation counts.
-    rec = recommend(study(unfinished(0), unfinished(1, 2.0, 6.0), unfinished(2, 5.0), unfinished(3, 3.0, None)))
+    rec = recommend(
+        study(unfinished(0), unfinished(1, 2.0, 6.0), unfinished(2, 5.0), unfinished(3, 3.0, None))
+    )
     assert rec.closest is not None and rec.closest.trial == 2
     assert rec.closest.value == pytest.approx(math.exp(5.0))
     assert "step 10 of 80" in rec.closest.why and "interrupted" not in rec.closest.why
@@ -247,7 +283,9 @@ def test_a_study_without_trials_has_no_answer():
 
 @pytest.mark.parametrize("target", [0.0, 0.999, -1.0, math.nan, math.inf])
 def test_an_impossible_target_is_refused(target):
-    with pytest.raises(BadInput, match=f"the target must be a finite perplexity, at least 1, but got {target:g}"):
+    with pytest.raises(
+        BadInput, match=f"the target must be a finite perplexity, at least 1, but got {target:g}"
+    ):
         recommend(study(), target)
 
 
@@ -255,17 +293,35 @@ def test_footprint_counts_everything_once():
     energy = Energy(train=3.0, setup=2.0, eval=1.0, total=6.0, train_gpu=2.0, train_cpu=1.0)
     records = (
         record(0, 1.0, 5.0, energy_kwh=energy),
-        record(1, 1.0, None, state=TrialState.PRUNED, energy_kwh=energy, earlier_attempts_energy_kwh=4.0),
+        record(
+            1,
+            1.0,
+            None,
+            state=TrialState.PRUNED,
+            energy_kwh=energy,
+            earlier_attempts_energy_kwh=4.0,
+        ),
         record(2, None, None, state=TrialState.RUNNING),
     )
-    ledger = SessionLedger(started_at="2026-01-01T00:00:00Z", prepare_kwh=0.5, gap_kwh=0.25, outer_kwh=10.0)
+    ledger = SessionLedger(
+        started_at="2026-01-01T00:00:00Z", prepare_kwh=0.5, gap_kwh=0.25, outer_kwh=10.0
+    )
     spent = footprint(study(*records, sessions=(ledger, ledger)))
     assert spent.energy_kwh == 6 + 6 + 4 + 2 * 0.75
     assert spent.emissions_kg_co2e == pytest.approx(17.5 * 0.2 * 1.5)
-    assert spent.by_phase_kwh == {"prepare": 1.0, "gap": 0.5, "setup": 4.0, "train": 6.0, "eval": 2.0}
+    assert spent.by_phase_kwh == {
+        "prepare": 1.0,
+        "gap": 0.5,
+        "setup": 4.0,
+        "train": 6.0,
+        "eval": 2.0,
+    }
     assert sum(spent.by_phase_kwh.values()) + spent.earlier_attempts_kwh == spent.energy_kwh
     assert spent.by_state_kwh == {"complete": 6.0, "pruned": 10.0, "running": 0.0}
-    assert spent.train_by_component_kwh == {"gpu": 4.0, "cpu": 2.0}  # RAM was not measured: absent, not 0
+    assert spent.train_by_component_kwh == {
+        "gpu": 4.0,
+        "cpu": 2.0,
+    }  # RAM was not measured: absent, not 0
     assert spent.unmeasured_trials == (2,)
     assert spent.closure == 17.5 / 20.0
 
@@ -279,8 +335,12 @@ def test_closure_needs_a_reading_of_every_session():
 
 
 def gpu_energy(counter: float) -> dict[Phase, GpuEnergy]:
-    """Of one phase this much, by the counter; CodeCarbon reads 1 % more, and a quarter of it is idle."""
-    phase_energy = GpuEnergy(counter=counter, codecarbon=1.01 * counter, idle=counter / 4, uncertainty=0.3 * counter)
+    """Of one phase this much, by the counter; CodeCarbon reads 1 % more, and a quarter of it is
+    idle.
+    """
+    phase_energy = GpuEnergy(
+        counter=counter, codecarbon=1.01 * counter, idle=counter / 4, uncertainty=0.3 * counter
+    )
     return {Phase.SETUP: phase_energy, Phase.TRAIN: phase_energy, Phase.EVAL: phase_energy}
 
 
@@ -291,9 +351,13 @@ def gpu_study(*records: TrialRecord, **session: float | None) -> StudyData:
 
 def test_the_gpus_parts_against_their_outer_reading():
     pruned = record(1, 1.0, None, state=TrialState.PRUNED, gpu_energy_kwh=gpu_energy(2.0))
-    again = pruned.model_copy(update={"earlier_attempts_energy_kwh": 9.0, "earlier_attempts_gpu_kwh": 4.0})
+    again = pruned.model_copy(
+        update={"earlier_attempts_energy_kwh": 9.0, "earlier_attempts_gpu_kwh": 4.0}
+    )
     untouched = record(2, None, None, state=TrialState.FAILED)
-    spent = footprint(gpu_study(record(0, 1.0, 5.0, gpu_energy_kwh=gpu_energy(3.0)), again, untouched))
+    spent = footprint(
+        gpu_study(record(0, 1.0, 5.0, gpu_energy_kwh=gpu_energy(3.0)), again, untouched)
+    )
     assert spent.gpu_kwh == 3 * 3.0 + 3 * 2.0 + 4.0 + 0.5 + 0.5
     assert spent.gpu_closure == 20.0 / 20.0
     training = spent.gpu_by_phase_kwh[Phase.TRAIN]
@@ -305,7 +369,9 @@ def test_the_gpus_parts_against_their_outer_reading():
 def test_a_gpu_part_that_is_not_known_leaves_no_gpu_sum():
     known = record(0, 1.0, 5.0, gpu_energy_kwh=gpu_energy(3.0))
     assert footprint(gpu_study(known)).gpu_kwh == 10.0
-    assert footprint(gpu_study(known, record(1, 1.0, 5.0))).gpu_kwh is None  # made by a version without the counter
+    assert (
+        footprint(gpu_study(known, record(1, 1.0, 5.0))).gpu_kwh is None
+    )  # made by a version without the counter
     early = known.model_copy(update={"earlier_attempts_energy_kwh": 1.0})
     assert footprint(gpu_study(early)).gpu_kwh is None
     assert footprint(gpu_study(known, gap_gpu_kwh=None)).gpu_closure is None
@@ -330,7 +396,12 @@ def test_repeats_of_one_configuration_whatever_the_seed():
         (0, 1, 2),
         params,
     )
-    assert configuration.value.model_dump() == {"mean": 7.0, "standard_deviation": 2.0, "lowest": 5.0, "highest": 9.0}
+    assert configuration.value.model_dump() == {
+        "mean": 7.0,
+        "standard_deviation": 2.0,
+        "lowest": 5.0,
+        "highest": 9.0,
+    }
     assert configuration.emissions_kg_co2e.mean == 2.0
     assert configuration.emissions_kg_co2e.standard_deviation == pytest.approx(
         math.sqrt(((1 - 2) ** 2 * 2 + (4 - 2) ** 2) / 2)

@@ -7,10 +7,10 @@ from analysis.test_recommend import INTENSITY_G_PER_KWH, PUE, record, study
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.repricing import InRegion, regions
-from carbonopt.core.config import Carbon
-from carbonopt.core.study import Intensity, StudyData
+from carbonopt.carbon.intensity import countries, reference_intensity
 from carbonopt.core.units import emissions_kg_co2e
-from carbonopt.energy.intensity import countries, reference_intensity
+from carbonopt.spec.carbon_settings import Carbon
+from carbonopt.spec.study_data import Intensity, StudyData
 
 DATA = study(record(0, 1.0, 9.0), record(1, 2.0, 8.0))
 
@@ -22,7 +22,10 @@ def priced(data: StudyData) -> tuple[InRegion, ...]:
 def at(intensity: Intensity) -> StudyData:
     """That study, its emissions at another intensity."""
     factor = intensity.g_co2e_per_kwh / INTENSITY_G_PER_KWH
-    records = [run.model_copy(update={"emissions_kg_co2e": run.emissions_kg_co2e * factor}) for run in DATA.records]
+    records = [
+        run.model_copy(update={"emissions_kg_co2e": run.emissions_kg_co2e * factor})
+        for run in DATA.records
+    ]
     provenance = DATA.provenance.model_copy(update={"intensity": intensity})
     return DATA.model_copy(update={"records": tuple(records), "provenance": provenance})
 
@@ -35,13 +38,18 @@ def test_every_country_is_priced_and_the_own_intensity_too() -> None:
         region.g_co2e_per_kwh for region in priced_regions
     )
     for region in priced_regions:
-        assert region.run_kg_co2e == pytest.approx(emissions_kg_co2e(rec.energy_kwh, region.g_co2e_per_kwh, PUE))
+        assert region.run_kg_co2e == pytest.approx(
+            emissions_kg_co2e(rec.energy_kwh, region.g_co2e_per_kwh, PUE)
+        )
         assert region.study_kg_co2e == pytest.approx(
             emissions_kg_co2e(rec.study_energy_kwh, region.g_co2e_per_kwh, PUE)
         )
     (own,) = [region for region in priced_regions if region.is_studys_own]
     assert (own.place, own.g_co2e_per_kwh) == ("given in the study file", INTENSITY_G_PER_KWH)
-    assert (own.run_kg_co2e, own.study_kg_co2e) == (rec.emissions_kg_co2e, rec.study_emissions_kg_co2e)  # to the digit
+    assert (own.run_kg_co2e, own.study_kg_co2e) == (
+        rec.emissions_kg_co2e,
+        rec.study_emissions_kg_co2e,
+    )  # to the digit
 
 
 def test_the_own_country_is_there_once() -> None:
@@ -52,8 +60,12 @@ def test_the_own_country_is_there_once() -> None:
 
 
 def test_the_own_value_for_a_country_stands_beside_the_bundled_one() -> None:
-    priced_regions = priced(at(Intensity(g_co2e_per_kwh=40.0, source="given in the study file", place="France")))
-    assert sorted(region.is_studys_own for region in priced_regions if region.place == "France") == [False, True]
+    priced_regions = priced(
+        at(Intensity(g_co2e_per_kwh=40.0, source="given in the study file", place="France"))
+    )
+    assert sorted(
+        region.is_studys_own for region in priced_regions if region.place == "France"
+    ) == [False, True]
 
 
 def test_nothing_is_recommended() -> None:

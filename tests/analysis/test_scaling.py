@@ -5,13 +5,17 @@ from small_studies import study, trial
 
 from carbonopt.analysis.scaling import scaling
 from carbonopt.core.trial import Durations, TrialState
-from carbonopt.report.sections.scaling import section
+from carbonopt.report.sections.scaling_section import section
 from carbonopt.report.study_view import StudyView
 
 
 def on(ranks: int, seconds: float, **more) -> dict:
     params = {"global_batch_size": 16, "micro_batch_size_per_gpu": 4, "world_size": ranks}
-    return {"params": params, "duration_s": Durations(train=seconds, setup=5, eval=1, total=seconds + 6), **more}
+    return {
+        "params": params,
+        "duration_s": Durations(train=seconds, setup=5, eval=1, total=seconds + 6),
+        **more,
+    }
 
 
 def test_each_number_has_its_cheapest_run_that_met_the_target() -> None:
@@ -25,7 +29,11 @@ def test_each_number_has_its_cheapest_run_that_met_the_target() -> None:
         trial(6, 1e-9, **on(4, 1.0), state=TrialState.PRUNED),
     )
     effect = scaling(data)
-    assert [(row.world_size, row.trial, row.met) for row in effect.rows] == [(1, 1, True), (2, 3, True), (4, 5, False)]
+    assert [(row.world_size, row.trial, row.met) for row in effect.rows] == [
+        (1, 1, True),
+        (2, 3, True),
+        (4, 5, False),
+    ]
     assert [row.speed_up for row in effect.rows] == pytest.approx([1.0, 1.5, 3.0])
     assert [row.energy_ratio for row in effect.rows] == pytest.approx([1.0, 1.5, 2.0])
     assert [row.step_s for row in effect.rows] == pytest.approx([1.5, 1.0, 0.5])

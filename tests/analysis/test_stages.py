@@ -10,10 +10,11 @@ from small_studies import REPLAY, pruned, study, trial
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.stages import Amortisation, amortisation, stages
 from carbonopt.cli.display import LiveDisplay
-from carbonopt.core.study import Hardware, StudyData
-from carbonopt.core.trial import Energy, Prepared, Stage, StageCost, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import Energy, Stage, StageCost, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import JOULES_PER_KWH, kwh_from_joules
 from carbonopt.report.study_view import StudyView
+from carbonopt.spec.study_data import Hardware, StudyData
+from carbonopt.spec.trial_spec import Prepared
 
 PREPARED = Prepared(
     fingerprint="x", train_examples=100, eval_examples=10, train_tokens=6401, eval_tokens=640, sequence_length=64,
@@ -33,7 +34,11 @@ FIRST = {
     Stage.EVALUATION: cost(1.0, 20.0),
     Stage.TEARDOWN: cost(1.0, 0.0),
 }
-SECOND = {Stage.IMPORTS: cost(3.0, 40.0), Stage.COMPILE: cost(1.0, 5.0), Stage.STEPS: cost(6.0, 395.0)}
+SECOND = {
+    Stage.IMPORTS: cost(3.0, 40.0),
+    Stage.COMPILE: cost(1.0, 5.0),
+    Stage.STEPS: cost(6.0, 395.0),
+}
 
 
 def test_shares_add_up_and_keep_their_order():
@@ -54,7 +59,9 @@ def test_speed_leaves_out_the_first_step_and_says_what_it_took():
     one_step = trial(2, stages={Stage.COMPILE: cost(4, 9)}, steps_done=1)
     gpus = Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("NVIDIA H100 PCIe", "NVIDIA H200"))
     data = study(fast, slow, one_step, pruned(3), prepared=PREPARED)
-    data = data.model_copy(update={"provenance": data.provenance.model_copy(update={"hardware": gpus})})
+    data = data.model_copy(
+        update={"provenance": data.provenance.model_copy(update={"hardware": gpus})}
+    )
     first, second = stages(data).speeds
     tokens = 4 * 16 * 64  # steps after the first × sequences × their length
     assert (first.trial, second.trial) == (0, 1)
@@ -69,9 +76,13 @@ def test_speed_leaves_out_the_first_step_and_says_what_it_took():
 
 @pytest.mark.parametrize("gpus", [(), ("a GPU",), ("NVIDIA H200", "a GPU")])
 def test_utilisation_is_said_of_known_gpus_only(gpus: tuple[str, ...]):
-    data = study(trial(0, stages=FIRST, steps_done=5, params={"precision": "bf16"}), prepared=PREPARED)
+    data = study(
+        trial(0, stages=FIRST, steps_done=5, params={"precision": "bf16"}), prepared=PREPARED
+    )
     hardware = Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=gpus)
-    data = data.model_copy(update={"provenance": data.provenance.model_copy(update={"hardware": hardware})})
+    data = data.model_copy(
+        update={"provenance": data.provenance.model_copy(update={"hardware": hardware})}
+    )
     (speed,) = stages(data).speeds
     assert speed.flops_utilisation is None
 
@@ -91,7 +102,8 @@ def test_a_replay_has_no_stages_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("imports_s", "warm", "told"), [(0.01, True, True), (0.01, False, False), (4.0, True, False), (4.0, False, False)]
+    ("imports_s", "warm", "told"),
+    [(0.01, True, True), (0.01, False, False), (4.0, True, False), (4.0, False, False)],
 )
 def test_where_trials_were_forked_the_table_of_stages_says_where_their_imports_are(
     imports_s: float, warm: bool, told: bool
@@ -99,18 +111,27 @@ def test_where_trials_were_forked_the_table_of_stages_says_where_their_imports_a
     parts = {**FIRST, Stage.IMPORTS: cost(imports_s, 1.0)}
     raw = {"launch": {"kind": "local", "gpus": [0], "warm_start": warm}}
     text = report_of(trial(0, stages=parts, steps_done=5), raw=raw)
-    assert ("Imports are in the study's preparation: the trials are forks of one process" in text) is told
+    assert (
+        "Imports are in the study's preparation: the trials are forks of one process" in text
+    ) is told
 
 
 # Compilation, once a run
 
 
-def timed(number: int, excess_j: float, rest_j: float, perplexity: float | None = 5.0, **changes) -> TrialRecord:
+def timed(
+    number: int, excess_j: float, rest_j: float, perplexity: float | None = 5.0, **changes
+) -> TrialRecord:
     """A trial of ten steps, each a tenth of `rest_j`, and on top of the first of them `excess_j`."""
     parts = {Stage.COMPILE: cost(1, excess_j + rest_j / 10), Stage.STEPS: cost(9, 0.9 * rest_j)}
     train = kwh_from_joules(excess_j + rest_j)
     energy = Energy(train=train, setup=0.0, eval=0.0, total=train)
-    return trial(number, train, perplexity, **{"stages": parts, "steps_done": 10, "energy_kwh": energy, **changes})
+    return trial(
+        number,
+        train,
+        perplexity,
+        **{"stages": parts, "steps_done": 10, "energy_kwh": energy, **changes},
+    )
 
 
 def of(*records: TrialRecord, **changes) -> Amortisation | None:
@@ -132,7 +153,8 @@ def report_of(*records: TrialRecord, **changes) -> str:
     return markdown_of(study(*records, **{"prepared": PREPARED, **changes}))
 
 
-# 0 + 100 k joules over the length; 60 + 80 k meets it at 3; 260 + 60 k meets that at (260 - 60) / (80 - 60) = 10.
+# 0 + 100 k joules over the length; 60 + 80 k meets it at 3; 260 + 60 k meets that at (260 - 60) /
+# (80 - 60) = 10.
 OVERTAKEN = (timed(0, 0, 100), timed(1, 60, 80), timed(2, 260, 60))
 
 
@@ -141,10 +163,19 @@ def test_the_cheapest_by_length_of_the_runs():
     misses, stopped = timed(4, 0, 10, perplexity=7.0), pruned(5)
     amortised = found_of(*OVERTAKEN, never, misses, stopped)
     assert by_length(amortised) == [(0, 1), (1, 3), (2, 10)]
-    assert (amortised.trial, amortised.met, amortised.compared, amortised.unknown) == (0, True, 4, 0)
+    assert (amortised.trial, amortised.met, amortised.compared, amortised.unknown) == (
+        0,
+        True,
+        4,
+        0,
+    )
     assert [row.less_in_the_limit for row in amortised.cheapest] == pytest.approx([0, 0.2, 0.4])
-    assert [row.excess_kwh * JOULES_PER_KWH for row in amortised.cheapest] == pytest.approx([0, 60, 260], abs=1e-9)
-    assert [row.energy_per_length_kwh * JOULES_PER_KWH for row in amortised.cheapest] == pytest.approx([100, 80, 60])
+    assert [row.excess_kwh * JOULES_PER_KWH for row in amortised.cheapest] == pytest.approx(
+        [0, 60, 260], abs=1e-9
+    )
+    assert [
+        row.energy_per_length_kwh * JOULES_PER_KWH for row in amortised.cheapest
+    ] == pytest.approx([100, 80, 60])
     assert amortised.largest_excess_share == pytest.approx(260 / 320)
 
 
@@ -152,17 +183,26 @@ def test_against_every_length_tried_one_by_one():
     chance = random.Random(7)
     longest = 0
     for _ in range(300):
-        lines = [(chance.randrange(0, 40), chance.randrange(1, 12)) for _ in range(chance.randrange(1, 7))]
+        lines = [
+            (chance.randrange(0, 40), chance.randrange(1, 12))
+            for _ in range(chance.randrange(1, 7))
+        ]
         amortised = found_of(*(timed(number, *line) for number, line in enumerate(lines)))
         starts = [row.from_length for row in amortised.cheapest]
         assert starts == sorted(starts) and starts[0] == 1
         longest = max(longest, len(starts))
         for length in [quarter / 4 for quarter in range(4, 200)] + [1e6]:
             used = [excess + length * rest for excess, rest in lines]
-            said = next(row for row in reversed(amortised.cheapest) if row.from_length <= length * (1 + 1e-9))
+            said = next(
+                row
+                for row in reversed(amortised.cheapest)
+                if row.from_length <= length * (1 + 1e-9)
+            )
             assert used[said.trial] == pytest.approx(min(used))
         behind = [*starts[1:], starts[-1] + 1]
-        for row, start, end in list(zip(amortised.cheapest, starts, behind, strict=True))[1:]:  # the first may tie at 1
+        for row, start, end in list(zip(amortised.cheapest, starts, behind, strict=True))[
+            1:
+        ]:  # the first may tie at 1
             assert start < end
             used = [excess + (start + end) / 2 * rest for excess, rest in lines]
             assert used[row.trial] == min(used)
@@ -190,17 +230,25 @@ def test_nothing_but_compilation():
     amortised = found_of(timed(0, 50, 0), timed(1, 0, 60))
     assert by_length(amortised) == [(0, 1)]
     amortised = found_of(timed(0, 0, 50), timed(1, 60, 0))
-    assert (by_length(amortised), amortised.cheapest[1].less_in_the_limit) == ([(0, 1), (1, 1.2)], 1)
+    assert (by_length(amortised), amortised.cheapest[1].less_in_the_limit) == (
+        [(0, 1), (1, 1.2)],
+        1,
+    )
 
 
 def test_without_a_first_step_of_the_recommended_trial_nothing_is_said():
     older = timed(0, 0, 50, stages=None)
     assert of() is of(older) is of(older, timed(1, 0, 100)) is None
     assert "Longer runs" not in report_of(older)
-    amortised = found_of(timed(0, 0, 100), timed(1, 0, 110, stages=None), timed(2, 0, 120, steps_done=1))
+    amortised = found_of(
+        timed(0, 0, 100), timed(1, 0, 110, stages=None), timed(2, 0, 120, steps_done=1)
+    )
     assert (amortised.compared, amortised.unknown) == (1, 2)
     text = report_of(timed(0, 0, 100), timed(1, 0, 101), timed(2, 0, 110, stages=None))
-    assert "Of 2 configurations that may be recommended, 1 more without a measured first step." in text
+    assert (
+        "Compared: 2 configurations that may be recommended, 1 more without a measured first step."
+        in text
+    )
 
 
 def test_where_no_trial_meets_the_target_the_complete_ones_are_compared():
@@ -211,7 +259,7 @@ def test_where_no_trial_meets_the_target_the_complete_ones_are_compared():
     )
     amortised = found_of(*records, target=1.5)
     assert (amortised.met, by_length(amortised)) == (False, [(1, 1), (2, 3), (3, 10)])
-    assert "Of 4 configurations that completed." in report_of(*records, target=1.5)
+    assert "Compared: 4 configurations that completed." in report_of(*records, target=1.5)
 
 
 CONFIRMED: dict[str, Any] = {"raw": {"confirm": {"seeds": 2, "runners_up": 1}}}
@@ -231,12 +279,23 @@ def test_repeated_configurations_count_by_their_means_and_only_those_as_sure():
     assert amortised.as_first is not None and amortised.as_first.like == 0
     assert amortised.as_first.energy_kwh * JOULES_PER_KWH == pytest.approx(60 + 70)
 
-    turned = found_of(timed(0, 0, 99, 5.00), *records[1:3], timed(3, 0, 101, 5.01, repeat_of=0, seed=4), **CONFIRMED)
-    assert by_length(turned) == [(0, 1)] and turned.compared == 1  # trial 1 has not run with its second seed
+    turned = found_of(
+        timed(0, 0, 99, 5.00),
+        *records[1:3],
+        timed(3, 0, 101, 5.01, repeat_of=0, seed=4),
+        **CONFIRMED,
+    )
+    assert (
+        by_length(turned) == [(0, 1)] and turned.compared == 1
+    )  # trial 1 has not run with its second seed
 
 
 def test_until_all_seeds_have_run_the_searchs_own_run_counts():
-    records = (timed(0, 60, 40, 5.0), timed(1, 0, 103, 5.0), timed(2, 0, 120, 5.9, repeat_of=0, seed=4))
+    records = (
+        timed(0, 60, 40, 5.0),
+        timed(1, 0, 103, 5.0),
+        timed(2, 0, 120, 5.9, repeat_of=0, seed=4),
+    )
     amortised = found_of(*records, raw={"confirm": {"seeds": 3, "runners_up": 1}})
     assert amortised.energy_kwh * JOULES_PER_KWH == pytest.approx(100)
     assert (by_length(amortised), amortised.compared) == ([(0, 1)], 2)
@@ -257,8 +316,9 @@ def test_how_sure_the_limit_is_of_repeated_configurations():
     _, second = found_of(*records, **CONFIRMED).cheapest
     assert second.from_length == pytest.approx(40 / 29)
     assert second.less_in_the_limit == pytest.approx(0.29)
-    # ln(112/110) ÷ √2 is trial 1's deviation; pooled over two configurations it is divided by √2 once more. Student's t
-    # of 2 degrees of freedom at 0.975 is 4.3027; a ratio of means over 2 runs each has a margin of t times that.
+    # ln(112/110) ÷ √2 is trial 1's deviation; pooled over two configurations it is divided by √2
+    # once more. Student's t of 2 degrees of freedom at 0.975 is 4.3027; a ratio of means over 2
+    # runs each has a margin of t times that.
     assert second.less_interval == pytest.approx((1 - 0.71 * 1.03955, 1 - 0.71 / 1.03955), abs=1e-4)
 
 
@@ -269,10 +329,19 @@ def test_charged_as_the_first_of_those_that_compile_the_same():
     amortised = found_of(compiled_first, from_the_cache, timed(2, 5, 130, params=other))
     assert amortised.trial == 1 and amortised.as_first is not None
     assert (amortised.as_first.like, amortised.as_first.cheapest) == (0, 2)
-    energies = [amortised.as_first.excess_kwh, amortised.as_first.energy_kwh, amortised.as_first.cheapest_energy_kwh]
+    energies = [
+        amortised.as_first.excess_kwh,
+        amortised.as_first.energy_kwh,
+        amortised.as_first.cheapest_energy_kwh,
+    ]
     assert [energy * JOULES_PER_KWH for energy in energies] == pytest.approx([90, 190, 135])
     # The other, too, had found in the cache what trial 3 compiled.
-    both = found_of(compiled_first, from_the_cache, timed(2, 5, 130, params=other), timed(3, 70, 130, params=other))
+    both = found_of(
+        compiled_first,
+        from_the_cache,
+        timed(2, 5, 130, params=other),
+        timed(3, 70, 130, params=other),
+    )
     assert both.as_first is not None and both.as_first.cheapest == 1
     hardly = found_of(timed(0, 1.5, 200), timed(1, 1, 100))
     assert hardly.as_first is None
@@ -314,14 +383,24 @@ def test_the_report_says_who_is_the_cheapest_in_longer_runs():
         ("the cheapest once each is charged so", "2", "320", "320 %"),
     ]
     numbers = numbers_of(data, "longer_runs")
-    assert (numbers["share"], numbers["times"], numbers["trial"]) == (pytest.approx(260 / 320), pytest.approx(3), 1)
+    assert (numbers["share"], numbers["times"], numbers["trial"]) == (
+        pytest.approx(260 / 320),
+        pytest.approx(3),
+        1,
+    )
     assert numbers_of(data, "first_compilation") == {"trial": 2}
     facts = StudyView(data).results()
-    assert [configuration["trial"] for configuration in facts["amortisation"]["cheapest"]] == [0, 1, 2]
+    assert [configuration["trial"] for configuration in facts["amortisation"]["cheapest"]] == [
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(("overtakes", "said"), [(True, True), (False, False)])
-def test_where_a_first_step_took_much_and_another_overtakes_the_answer_says_so(overtakes: bool, said: bool):
+def test_where_a_first_step_took_much_and_another_overtakes_the_answer_says_so(
+    overtakes: bool, said: bool
+):
     rest = 90 if overtakes else 104
     data = study(timed(0, 2, 98), timed(1, 20, rest, params={"zero_stage": 0}), prepared=PREPARED)
     assert ("longer_runs" in caveats_of(data)) is said

@@ -6,20 +6,26 @@ import pytest
 from small_studies import INTENSITY_G_PER_KWH, REPLAY, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.analysis.studies import StudiesComparison, compare_studies
+from carbonopt.analysis.study_comparison import StudiesComparison, compare_studies
 from carbonopt.core.errors import BadInput
-from carbonopt.core.study import Intensity, SessionLedger, StudyData
 from carbonopt.core.units import emissions_kg_co2e
+from carbonopt.spec.study_data import Intensity, SessionLedger, StudyData
 
 
 def at(data: StudyData, g_co2e_per_kwh: float, pue: float) -> StudyData:
     """The same study in another place, its records priced there."""
     intensity = Intensity(g_co2e_per_kwh=g_co2e_per_kwh, source="test")
     records = tuple(
-        record.model_copy(update={"emissions_kg_co2e": emissions_kg_co2e(record.energy_kwh.train, g_co2e_per_kwh, pue)})
+        record.model_copy(
+            update={
+                "emissions_kg_co2e": emissions_kg_co2e(record.energy_kwh.train, g_co2e_per_kwh, pue)
+            }
+        )
         for record in data.records
     )
-    carbon = data.config.carbon.model_copy(update={"pue": pue, "intensity_g_co2e_per_kwh": g_co2e_per_kwh})
+    carbon = data.config.carbon.model_copy(
+        update={"pue": pue, "intensity_g_co2e_per_kwh": g_co2e_per_kwh}
+    )
     changes = {
         "records": records,
         "provenance": data.provenance.model_copy(update={"intensity": intensity}),
@@ -36,7 +42,11 @@ def test_at_the_common_intensity_emissions_are_as_joules():
     here = study(trial(0, 2e-3), trial(1, 1e-3, 5.5))
     there = at(study(trial(0, 3e-3, 5.2), trial(1, 9e-3, 2.0)), 50.0, 1.5)
     comparison = compared(here=here, there=there)
-    assert (comparison.task, comparison.g_co2e_per_kwh, comparison.pue) == ("causal_lm", INTENSITY_G_PER_KWH, 1.1)
+    assert (comparison.task, comparison.g_co2e_per_kwh, comparison.pue) == (
+        "causal_lm",
+        INTENSITY_G_PER_KWH,
+        1.1,
+    )
     first, second = (each.recommended for each in comparison.studies)
     assert (first.trial, second.trial) == (1, 0)
     assert (first.energy_kwh, second.energy_kwh) == (1e-3, 3e-3)
@@ -44,12 +54,18 @@ def test_at_the_common_intensity_emissions_are_as_joules():
     assert second.emissions_kg_co2e == pytest.approx(3e-3 * 0.05 * 1.5)
     assert second.common_emissions_kg_co2e / first.common_emissions_kg_co2e == pytest.approx(3.0)
     assert [each.name for each in comparison.by_emissions] == ["here", "there"]
-    assert second.emissions_kg_co2e < first.emissions_kg_co2e, "by its grid alone the other would seem to be better"
+    assert second.emissions_kg_co2e < first.emissions_kg_co2e, (
+        "by its grid alone the other would seem to be better"
+    )
     assert [run.trial for run in comparison.studies[1].front] == [0, 1]
 
 
 def test_what_a_study_spent_is_all_of_it():
-    began = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:40Z", "2026-01-01T01:00:00Z")  # two of them at once
+    began = (
+        "2026-01-01T00:00:00Z",
+        "2026-01-01T00:00:40Z",
+        "2026-01-01T01:00:00Z",
+    )  # two of them at once
     sessions = tuple(
         SessionLedger(started_at=at, duration_s=s, gap_kwh=1e-5)
         for at, s in zip(began, (70.0, 20.0, 30.0), strict=True)
@@ -60,7 +76,9 @@ def test_what_a_study_spent_is_all_of_it():
     for each in spent:
         assert (each.trials, each.spent_duration_s) == (2, 100.0)
         assert each.spent_energy_kwh == pytest.approx(energy_kwh)
-        assert each.spent_common_emissions_kg_co2e == pytest.approx(energy_kwh * INTENSITY_G_PER_KWH / 1e3 * 1.1)
+        assert each.spent_common_emissions_kg_co2e == pytest.approx(
+            energy_kwh * INTENSITY_G_PER_KWH / 1e3 * 1.1
+        )
     assert spent[1].spent_emissions_kg_co2e == pytest.approx(4 * spent[0].spent_emissions_kg_co2e)
 
 
@@ -73,7 +91,9 @@ def test_a_repeated_configuration_stands_at_its_means():
 
 
 def test_who_missed_the_target_is_shown_and_ranked_nowhere():
-    comparison = compared(met=study(trial(0)), missed=study(trial(0, perplexity=9.0)), nothing=study(pruned(0)))
+    comparison = compared(
+        met=study(trial(0)), missed=study(trial(0, perplexity=9.0)), nothing=study(pruned(0))
+    )
     assert [each.recommended is None for each in comparison.studies] == [False, True, True]
     assert [len(each.front) for each in comparison.studies] == [1, 1, 0]
     assert [each.name for each in comparison.by_emissions] == ["met"]
@@ -94,13 +114,27 @@ def test_json_has_the_target_as_study_files_have_it():
 
 
 def test_studies_of_different_tasks_or_qualities_are_refused():
-    replay, accuracy = study(trial(0), raw=REPLAY), study(raw={**REPLAY, "target": {"accuracy": 0.5}})
-    workload = {**study().config.workload.model_dump(mode="json", exclude_none=True), "task": "reward"}
-    of_reward = study(
-        raw={"workload": workload | {"dataset": {"builtin": "python-docs"}}} | {"target": {"preference_accuracy": 0.5}}
+    replay, accuracy = (
+        study(trial(0), raw=REPLAY),
+        study(raw={**REPLAY, "target": {"accuracy": 0.5}}),
     )
-    assert compared(replay=replay, trained=study(trial(0))).task == "causal_lm", "a replay's table names no task"
-    with pytest.raises(BadInput, match=r"same quality, but replay has perplexity .* and other has accuracy"):
+    workload = {
+        **study().config.workload.model_dump(mode="json", exclude_none=True),
+        "task": "reward",
+    }
+    of_reward = study(
+        raw={"workload": workload | {"dataset": {"builtin": "python-docs"}}}
+        | {"target": {"preference_accuracy": 0.5}}
+    )
+    assert compared(replay=replay, trained=study(trial(0))).task == "causal_lm", (
+        "a replay's table names no task"
+    )
+    with pytest.raises(
+        BadInput, match=r"same quality, but replay has perplexity .* and other has accuracy"
+    ):
         compared(replay=replay, other=accuracy)
-    with pytest.raises(BadInput, match="same task, but lm has causal_lm and judge has reward; leave one of them out"):
+    with pytest.raises(
+        BadInput,
+        match="same task, but lm has causal_lm and judge has reward; leave one of them out",
+    ):
         compared(lm=study(trial(0)), judge=of_reward)

@@ -15,7 +15,10 @@ def cheaper(tmp_path: Path, write_study) -> Path:
     table = write_table(tmp_path)
     lines = [json.loads(line) for line in table.read_text().splitlines()]
     table.write_text(
-        "".join(json.dumps({**line, "joules_per_step": line["joules_per_step"] / 2}) + "\n" for line in lines)
+        "".join(
+            json.dumps({**line, "joules_per_step": line["joules_per_step"] / 2}) + "\n"
+            for line in lines
+        )
     )
     study = study_over(table)
     study["name"], study["search"]["sampler"] = "cheaper", "random"
@@ -25,15 +28,24 @@ def cheaper(tmp_path: Path, write_study) -> Path:
     return tmp_path / "cheaper"
 
 
-def test_two_machines_beside_each_other(finished_study: Path, cheaper: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_two_machines_beside_each_other(
+    finished_study: Path, cheaper: Path, tmp_path: Path
+) -> None:
     done = within("compare", finished_study, cheaper, "--json")
     assert done.returncode == 0 and not done.stderr
     told = json.loads(done.stdout)
     here, there = told["studies"]
-    assert (here["name"], there["name"]) == ("replayed", "cheaper") and told["g_co2e_per_kwh"] == 500
+    assert (here["name"], there["name"]) == ("replayed", "cheaper") and told[
+        "g_co2e_per_kwh"
+    ] == 500
     assert here["recommended"]["params"] == there["recommended"]["params"]
-    assert there["recommended"]["energy_kwh"] == pytest.approx(here["recommended"]["energy_kwh"] / 2)
-    assert there["recommended"]["emissions_kg_co2e"] == pytest.approx(5 * here["recommended"]["emissions_kg_co2e"])
+    assert there["recommended"]["energy_kwh"] == pytest.approx(
+        here["recommended"]["energy_kwh"] / 2
+    )
+    assert there["recommended"]["emissions_kg_co2e"] == pytest.approx(
+        5 * here["recommended"]["emissions_kg_co2e"]
+    )
     recommended = json.loads(within("recommend", finished_study, "--json").stdout)
     assert here["recommended"]["trial"] == recommended["trial"]
     assert here["recommended"]["emissions_kg_co2e"] == recommended["emissions_kg_co2e"]
@@ -42,21 +54,30 @@ def test_two_machines_beside_each_other(finished_study: Path, cheaper: Path, tmp
 
     done = within("compare", finished_study, cheaper, "--out", tmp_path / "page", COLUMNS="160")
     assert done.returncode == 0
-    assert done.stdout.startswith("cheaper: 50 % less CO2e a run, at 500 g CO2e/kWh, than replayed\n")
+    assert done.stdout.startswith(
+        "cheaper: 50 % less CO2e a run, at 500 g CO2e/kWh, than replayed\n"
+    )
     assert str(tmp_path / "page" / "index.html") in done.stdout
     assert (tmp_path / "page" / "data" / "comparison.json").is_file()
     written = (tmp_path / "page" / "comparison.md").read_text()
-    assert [written.count(head) for head in ("| CO2e at its own intensity", "| Machine |")] == [2, 0]  # they share one
+    assert [written.count(head) for head in ("| CO2e at its own intensity", "| Machine |")] == [
+        2,
+        0,
+    ]  # they share one
     assert within("compare", finished_study, cheaper, "--out", tmp_path / "page").returncode == 0
 
 
 def test_studies_of_one_name_go_by_their_folders_too(finished_study: Path, finished: Path) -> None:
     told = json.loads(within("compare", finished_study, finished, "--json").stdout)
-    assert [each["name"] for each in told["studies"]] == [f"replayed ({at})" for at in (finished_study, finished)]
+    assert [each["name"] for each in told["studies"]] == [
+        f"replayed ({at})" for at in (finished_study, finished)
+    ]
     assert told["studies"][0]["recommended"] == told["studies"][1]["recommended"]
 
 
-def test_what_can_not_be_compared_is_refused(finished_study: Path, finished: Path, tmp_path: Path) -> None:
+def test_what_can_not_be_compared_is_refused(
+    finished_study: Path, finished: Path, tmp_path: Path
+) -> None:
     (tmp_path / "link").symlink_to(finished)
     shutil.copytree(finished / "report", tmp_path / "report")
     for arguments, said in (
@@ -64,8 +85,13 @@ def test_what_can_not_be_compared_is_refused(finished_study: Path, finished: Pat
         ((finished, tmp_path / "link"), "two or more different studies"),
         ((finished, tmp_path / "nothing"), "holds no study"),
         ((finished, finished_study, "--out", finished), "holds other files and no comparison"),
-        ((finished, finished_study, "--out", tmp_path / "report"), "holds other files and no comparison"),
+        (
+            (finished, finished_study, "--out", tmp_path / "report"),
+            "holds other files and no comparison",
+        ),
     ):
         done = within("compare", *arguments)
-        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, arguments
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, (
+            arguments
+        )
     assert within("compare").returncode == 2

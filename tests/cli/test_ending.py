@@ -12,7 +12,9 @@ cli.main()
 
 
 def test_ctrl_c_while_python_tidies_up_is_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING, "--version"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, "--version"], capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (130, "carbonopt: interrupted.\n")
 
 

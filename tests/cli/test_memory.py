@@ -14,35 +14,55 @@ def on_gpus(study: dict, **space) -> dict:
 
 
 @pytest.mark.slow
-def test_check_says_what_each_gpu_needs_what_fits_and_how_many_it_takes(tiny_study: dict, write_study) -> None:
+def test_check_says_what_each_gpu_needs_what_fits_and_how_many_it_takes(
+    tiny_study: dict, write_study
+) -> None:
     micro_batches, stages = {"choices": [1, 8]}, {"choices": [0, 2]}
-    study = write_study(on_gpus(tiny_study, micro_batch_size_per_gpu=micro_batches, zero_stage=stages))
+    study = write_study(
+        on_gpus(tiny_study, micro_batch_size_per_gpu=micro_batches, zero_stage=stages)
+    )
     said = within("check", study, "--gpu-memory", 24)
     assert said.returncode == 0, said.stderr
-    rows = [line.split() for line in said.stdout.splitlines() if re.match(r" +[1248] +[02] +none ", line)]
+    rows = [
+        line.split()
+        for line in said.stdout.splitlines()
+        if re.match(r" +[1248] +[02] +none ", line)
+    ]
     # Without ZeRO all GPUs hold the same: only the launch's number of them is shown.
-    assert [(row[0], row[1]) for row in rows] == [("1", "0"), ("1", "2"), ("2", "2"), ("4", "2"), ("8", "2")]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("1", "0"),
+        ("1", "2"),
+        ("2", "2"),
+        ("4", "2"),
+        ("8", "2"),
+    ]
     for row in rows:
         parameters, gradients, optimizer, activations, at_1, at_8 = map(float, row[3:])
         assert 0 < at_1 <= at_8 < parameters + gradients + optimizer + activations + 0.14
-    assert "fits on 1 GPU: all of 4 combinations" in said.stdout and "fewest GPUs: 1;" in said.stdout
-    # A GPU of 0.1 GiB: DeepSpeed's buffer for gradients alone, of ZeRO 2, takes as much, and a whole step (of one micro
-    # batch, without ZeRO) 1/8 GiB for matrix products.
+    assert (
+        "fits on 1 GPU: all of 4 combinations" in said.stdout and "fewest GPUs: 1;" in said.stdout
+    )
+    # A GPU of 0.1 GiB: DeepSpeed's buffer for gradients alone, of ZeRO 2, takes as much, and a
+    # whole step (of one micro batch, without ZeRO) 1/8 GiB for matrix products.
     small = within("check", study, "--gpu-memory", 0.1).stdout
     assert "fits on 1 GPU: 1 of 4 combinations" in small
-    assert all(row.endswith("*") for row in small.splitlines() if re.match(r" +[1248] +2 +none ", row))
+    assert all(
+        row.endswith("*") for row in small.splitlines() if re.match(r" +[1248] +2 +none ", row)
+    )
 
 
-def test_check_on_a_cpu_asks_for_the_gpu(tiny_study: dict, write_study) -> None:
+def test_check_on_a_cpu_says_nothing_of_gpus(tiny_study: dict, write_study) -> None:
     said = within("check", write_study(tiny_study))
-    assert said.returncode == 0 and "give --gpu-memory GIB" in said.stdout
-    assert "fits on" not in said.stdout
+    assert said.returncode == 0
+    assert "GPU" not in said.stdout.partition("space")[2]
 
 
 @pytest.mark.slow
-def test_check_of_a_model_that_is_not_here_says_why_there_is_no_estimate(tiny_study: dict, write_study) -> None:
+def test_check_of_a_model_that_is_not_here_says_why_there_is_no_estimate(
+    tiny_study: dict, write_study
+) -> None:
     tiny_study["workload"]["model"] = {"name_or_path": "nobody/has-this-model"}
-    said = within("check", write_study(tiny_study))
+    said = within("check", write_study(tiny_study), "--gpu-memory", 24)
     assert said.returncode == 0
     (line,) = (line for line in said.stdout.splitlines() if line.startswith("  memory"))
     assert "not estimated" in line and "nobody/has-this-model" in line

@@ -1,4 +1,6 @@
-"""The one table of dimensions against what reads it: TrialParams, the space, transformers and DeepSpeed."""
+"""The one table of dimensions against what reads it: TrialParams, the space, transformers and
+DeepSpeed.
+"""
 
 import dataclasses
 import itertools
@@ -10,32 +12,56 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from carbonopt.core.config import Fixed, Space
 from carbonopt.core.dimensions import (
+    DIMENSION_NAMES,
     DIMENSIONS,
     LARGEST_INT,
     REQUIRED,
-    SEARCHED,
     TrainingParams,
     TrialParams,
     affecting,
 )
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Scalar
+from carbonopt.spec.space_settings import Fixed, Space
 
 EACH = pytest.mark.parametrize("name", DIMENSIONS)
-NEEDED: dict[str, Any] = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 1e-3, "epochs": 1}
+NEEDED: dict[str, Any] = {
+    "global_batch_size": 8,
+    "micro_batch_size_per_gpu": 8,
+    "learning_rate": 1e-3,
+    "epochs": 1,
+}
 SPACE = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
-WORDS = sorted({str(choice) for dimension in DIMENSIONS.values() for choice in dimension.choices} | {"none of these"})
+WORDS = sorted(
+    {str(choice) for dimension in DIMENSIONS.values() for choice in dimension.choices}
+    | {"none of these"}
+)
 VALUES: tuple[Scalar, ...] = (
     *(True, False, -1, 0, 1, 2, 3, 4, LARGEST_INT, LARGEST_INT + 1, 10**12, 10**400),
-    *(-1.0, -5e-324, 0.0, 5e-324, 0.5, 1.0, math.nextafter(1.0, 2.0), 1.5, 2.0, 1e300, math.inf, -math.inf, math.nan),
+    *(
+        -1.0,
+        -5e-324,
+        0.0,
+        5e-324,
+        0.5,
+        1.0,
+        math.nextafter(1.0, 2.0),
+        1.5,
+        2.0,
+        1e300,
+        math.inf,
+        -math.inf,
+        math.nan,
+    ),
     *WORDS,
 )
 
 
 def accepts(name: str, value: Scalar) -> bool:
-    """Whether a trial takes it as what it is. pydantic would take "8" and True for the numbers 8 and 1."""
+    """Whether a trial takes it as what it is. pydantic would take "8" and True for the numbers 8
+    and 1.
+    """
     try:
         taken = getattr(TrialParams.model_validate({**NEEDED, name: value}, strict=True), name)
     except ValidationError:
@@ -45,7 +71,7 @@ def accepts(name: str, value: Scalar) -> bool:
 
 def test_every_field_of_a_configuration_is_a_dimension_of_its_own() -> None:
     assert list(DIMENSIONS) == list(TrialParams.model_fields)
-    assert set(SEARCHED) == set(Space.model_fields) == set(DIMENSIONS)
+    assert set(DIMENSION_NAMES) == set(Space.model_fields) == set(DIMENSIONS)
     labels = [dimension.label for dimension in DIMENSIONS.values()]
     assert len(set(labels)) == len(labels)
 
@@ -60,13 +86,16 @@ OTHERS = st.one_of(st.integers(-(10**12), 10**12), st.floats(), st.booleans(), s
 
 
 @given(st.sampled_from(list(DIMENSIONS)), OTHERS)
+@pytest.mark.slow
 def test_nor_any_other_value(name: str, value: Scalar) -> None:
     assert (DIMENSIONS[name].problem(value) is None) == accepts(name, value)
 
 
 def test_a_whole_number_too_large_to_be_a_float_is_refused_before_it_is_made_one() -> None:
     assert DIMENSIONS["learning_rate"].problem(10**400) == "must be below 1e12"
-    assert DIMENSIONS["global_batch_size"].problem(10**400) == "must be a whole number from 1 to 10^9"
+    assert (
+        DIMENSIONS["global_batch_size"].problem(10**400) == "must be a whole number from 1 to 10^9"
+    )
 
 
 @EACH
@@ -82,29 +111,43 @@ def test_a_default_is_allowed_and_the_same_everywhere(name: str) -> None:
         assert (field.default, Space(**SPACE)[name]) == (default, Fixed(value=default))
     elif name in Space.model_fields and name not in SPACE:
         assert Space(**SPACE)[name] is None
-        # A micro batch follows from the global one, the ranks from the launch; of the rest the libraries decide.
+        # A micro batch follows from the global one, the ranks from the launch; of the rest the
+        # libraries decide.
         assert field.default is None or name == "world_size"
 
 
 def test_what_carbonopt_trains_needs_what_has_no_default() -> None:
     assert set(REQUIRED) == set(SPACE)
-    values = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 1e-3, "epochs": 1}
+    values = {
+        "global_batch_size": 8,
+        "micro_batch_size_per_gpu": 8,
+        "learning_rate": 1e-3,
+        "epochs": 1,
+    }
     for name in SPACE:
         with pytest.raises(ValidationError, match=f"(?s){name}.*Field required"):
             TrainingParams(**{key: value for key, value in values.items() if key != name})
 
 
-@pytest.mark.parametrize("name", [name for name, dimension in DIMENSIONS.items() if dimension.feature])
+@pytest.mark.parametrize(
+    "name", [name for name, dimension in DIMENSIONS.items() if dimension.feature]
+)
 def test_a_feature_rises_with_its_values(name: str) -> None:
     dimension = DIMENSIONS[name]
     assert dimension.feature is not None
-    allowed = sorted(value for value in VALUES if not isinstance(value, str) and dimension.problem(value) is None)
+    allowed = sorted(
+        value for value in VALUES if not isinstance(value, str) and dimension.problem(value) is None
+    )
     features = [dimension.feature(value) for value in dict.fromkeys(map(float, allowed))]
     assert all(map(math.isfinite, features))
-    assert all(before <= after for before, after in itertools.pairwise(features)) and features[0] < features[-1]
+    assert (
+        all(before <= after for before, after in itertools.pairwise(features))
+        and features[0] < features[-1]
+    )
 
 
-# ----------------------------------------------------------------------------------------------------- what it affects
+# -----------------------------------------------------------------------------------------------------
+# what it affects
 
 
 def test_what_affects_the_quality_and_what_the_cost_of_a_step() -> None:
@@ -124,7 +167,15 @@ def test_what_affects_the_quality_and_what_the_cost_of_a_step() -> None:
         "attention_implementation",
     }  # fmt: skip
     completions = {"num_generations", "max_completion_length", "kl_coefficient"}
-    both = {"global_batch_size", "precision", "output_layer", "lora_rank", "optimizer", "dropout", "weight_averaging"}
+    both = {
+        "global_batch_size",
+        "precision",
+        "output_layer",
+        "lora_rank",
+        "optimizer",
+        "dropout",
+        "weight_averaging",
+    }
     assert quality & cost == {*both, *completions}
     at_once = cost - {"global_batch_size", "num_generations", "kl_coefficient", "dropout"}
     assert set(affecting("memory")) == at_once, "micro batches are what is in memory at once"
@@ -144,15 +195,20 @@ def test_a_dimension_that_the_table_lacks_affects_everything() -> None:
     assert affecting("memory", ()) == ()
 
 
-# ------------------------------------------------------------------------------------------------ what others call it
+# ------------------------------------------------------------------------------------------------
+# what others call it
 
 
 def test_transformers_has_the_arguments() -> None:
     from transformers import TrainingArguments
 
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
-    named = {name: dimension.argument for name, dimension in DIMENSIONS.items() if dimension.argument}
-    assert {argument for dimension in DIMENSIONS.values() for argument in dimension.arguments} <= known
+    named = {
+        name: dimension.argument for name, dimension in DIMENSIONS.items() if dimension.argument
+    }
+    assert {
+        argument for dimension in DIMENSIONS.values() for argument in dimension.arguments
+    } <= known
     assert len(set(named.values())) == len(named)
     assert named["epochs"] == "num_train_epochs" and "global_batch_size" not in named
 
@@ -161,8 +217,12 @@ def test_an_arguments_value_is_the_dimensions_own_but_for_the_warm_up() -> None:
     for name, dimension in DIMENSIONS.items():
         if name not in ("warmup_ratio", "optimizer"):
             assert dimension.to_argument(0.1, 101) == 0.1
-    assert DIMENSIONS["warmup_ratio"].to_argument(0.1, 101) == 11, "steps, as transformers rounds them"
-    assert DIMENSIONS["warmup_ratio"].to_argument(0.1, 1) == 0, "else the only step would change nothing"
+    assert DIMENSIONS["warmup_ratio"].to_argument(0.1, 101) == 11, (
+        "steps, as transformers rounds them"
+    )
+    assert DIMENSIONS["warmup_ratio"].to_argument(0.1, 1) == 0, (
+        "else the only step would change nothing"
+    )
 
 
 DEEPSPEED: dict[str, Any] = {  # a value that DeepSpeed allows
@@ -187,12 +247,13 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [(name, key) for name, dimension in DIMENSIONS.items() for key in dimension.deepspeed]
+    ("name", "key"),
+    [(name, key) for name, dimension in DIMENSIONS.items() for key in dimension.deepspeed],
 )
 def test_a_deepspeed_key_is_known_there_and_left_to_the_space(
     name: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from carbonopt.train import deepspeed_keys
+    from carbonopt.train.optim import deepspeed_keys
 
     with pytest.raises(BadInput, match=rf"{key}.*use search\.space\.{name}"):
         deepspeed_keys.check_deepspeed_keys(nested(key, DEEPSPEED[key]))

@@ -12,7 +12,8 @@ from carbonopt.core.trial import EvalPoint
 EVERY = pytest.mark.parametrize("quality", QUALITIES.values(), ids=QUALITIES.keys())
 PERPLEXITIES, ACCURACIES = st.floats(1.0, 1e300), st.floats(0.0, 1.0)
 OF_EACH = st.one_of(
-    st.tuples(st.just(PERPLEXITY), PERPLEXITIES, PERPLEXITIES), st.tuples(st.just(ACCURACY), ACCURACIES, ACCURACIES)
+    st.tuples(st.just(PERPLEXITY), PERPLEXITIES, PERPLEXITIES),
+    st.tuples(st.just(ACCURACY), ACCURACIES, ACCURACIES),
 )
 
 
@@ -41,7 +42,9 @@ def test_a_loss_is_the_likelihoods_or_the_share_of_errors() -> None:
 
 
 def test_a_loss_without_a_highest_value_is_minus_the_value() -> None:
-    reward = Quality("reward", "Reward", "", "maximize", -math.inf, math.inf, "identity", "identity")
+    reward = Quality(
+        "reward", "Reward", "", "maximize", -math.inf, math.inf, "identity", "identity"
+    )
     assert (reward.loss(3.0), reward.loss(-2.0), reward.loss_of(3.0)) == (-3.0, 2.0, -3.0)
     assert reward.beyond(-1e300) is reward.beyond(1e300) is None
 
@@ -54,11 +57,15 @@ def test_a_loss_has_its_unit():
 
 
 @given(OF_EACH)
-def test_ranks_scales_and_losses_order_values_as_the_direction_says(pair: tuple[Quality, float, float]) -> None:
+def test_ranks_scales_and_losses_order_values_as_the_direction_says(
+    pair: tuple[Quality, float, float],
+) -> None:
     quality, value, other = pair
     assert (quality.rank(value) < quality.rank(other)) == is_better(quality, value, other)
     assert quality.rank(quality.rank(value)) == value
-    if is_better(quality, value, other):  # neighbouring floats can have the same logarithm, never the opposite order
+    if is_better(
+        quality, value, other
+    ):  # neighbouring floats can have the same logarithm, never the opposite order
         assert quality.scaled(value) <= quality.scaled(other)
         assert quality.loss_of(value) <= quality.loss_of(other)
     assert not is_better(quality, value, quality.best)
@@ -76,7 +83,9 @@ def test_the_mean_of_perplexities_is_the_geometric_one() -> None:
     assert ACCURACY.unscaled((ACCURACY.scaled(0.5) + ACCURACY.scaled(0.75)) / 2) == 0.625
 
 
-@pytest.mark.parametrize(("quality", "value"), [(PERPLEXITY, 3.0), (PERPLEXITY, 40.0), (ACCURACY, 0.9)])
+@pytest.mark.parametrize(
+    ("quality", "value"), [(PERPLEXITY, 3.0), (PERPLEXITY, 40.0), (ACCURACY, 0.9)]
+)
 def test_a_deviation_is_carried_over_as_by_a_small_step(quality: Quality, value: float) -> None:
     step = 1e-6
     there = quality.unscaled(quality.scaled(value) + step)
@@ -96,7 +105,9 @@ def test_a_deviation_is_carried_over_as_by_a_small_step(quality: Quality, value:
         (ACCURACY, 1.0, None),
     ],
 )
-def test_what_is_beyond_its_bounds_says_which(quality: Quality, value: float, says: str | None) -> None:
+def test_what_is_beyond_its_bounds_says_which(
+    quality: Quality, value: float, says: str | None
+) -> None:
     assert quality.beyond(value) == says
 
 
@@ -111,7 +122,9 @@ def test_what_is_worse_by_a_share() -> None:
 
 
 @given(OF_EACH, st.floats(0.0, 1.0))
-def test_a_relaxed_value_is_worse_by_that_share(pair: tuple[Quality, float, float], share: float) -> None:
+def test_a_relaxed_value_is_worse_by_that_share(
+    pair: tuple[Quality, float, float], share: float
+) -> None:
     quality, value, _ = pair
     assume(1e-300 < value < 1e299)
     relaxed = quality.relaxed(value, share)
@@ -119,12 +132,15 @@ def test_a_relaxed_value_is_worse_by_that_share(pair: tuple[Quality, float, floa
     assert quality.worse_by(relaxed, value) == pytest.approx(share, abs=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------------------- targets
+# -------------------------------------------------------------------------------------------------------------
+# targets
 
 
 def test_a_target_is_met_at_itself_and_on_its_better_side() -> None:
     perplexity, accuracy = Target(PERPLEXITY, 18.0), Target(ACCURACY, 0.9)
-    assert perplexity.is_met_by(18.0) and perplexity.is_met_by(17.9) and not perplexity.is_met_by(18.1)
+    assert (
+        perplexity.is_met_by(18.0) and perplexity.is_met_by(17.9) and not perplexity.is_met_by(18.1)
+    )
     assert accuracy.is_met_by(0.9) and accuracy.is_met_by(0.91) and not accuracy.is_met_by(0.89)
     for target in (perplexity, accuracy):
         assert not target.is_met_by(None) and not target.is_met_by(math.nan)
@@ -134,7 +150,10 @@ def test_a_target_is_met_at_itself_and_on_its_better_side() -> None:
 def test_a_target_as_study_files_and_answers_have_it() -> None:
     assert Target(PERPLEXITY, 18.0).as_json() == {"quality": "perplexity", "at_most": 18.0}
     assert Target(ACCURACY, 0.9).as_json() == {"quality": "accuracy", "at_least": 0.9}
-    assert (str(Target(PERPLEXITY, 18.0)), str(Target(ACCURACY, 0.9))) == ("perplexity 18", "accuracy 0.9")
+    assert (str(Target(PERPLEXITY, 18.0)), str(Target(ACCURACY, 0.9))) == (
+        "perplexity 18",
+        "accuracy 0.9",
+    )
 
 
 @given(OF_EACH)
@@ -144,25 +163,39 @@ def test_a_shortfall_is_the_distance_on_the_scale_and_none_where_the_target_is_m
     quality, value, bound = pair
     target = Target(quality, bound)
     assert target.shortfall(bound) == 0
-    assert target.shortfall(value) == pytest.approx(quality.scaled(value) - quality.scaled(bound), rel=1e-9, abs=1e-12)
+    assert target.shortfall(value) == pytest.approx(
+        quality.scaled(value) - quality.scaled(bound), rel=1e-9, abs=1e-12
+    )
     if not math.isclose(value, bound, rel_tol=1e-12):
         assert (target.shortfall(value) <= 0) == target.is_met_by(value)
 
 
-@given(st.integers(1, 5000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))), ACCURACIES)
-def test_what_meets_an_accuracy_has_no_more_loss_than_it(right_of: tuple[int, int], bound: float) -> None:
+@given(
+    st.integers(1, 5000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))),
+    ACCURACIES,
+)
+def test_what_meets_an_accuracy_has_no_more_loss_than_it(
+    right_of: tuple[int, int], bound: float
+) -> None:
     """Records are compared by their values and models by losses: both have to say the same."""
     right, count = right_of
     if Target(ACCURACY, bound).is_met_by(ACCURACY.value(right, count)):
         assert ACCURACY.loss(right / count) <= ACCURACY.loss_of(bound)
 
 
-# --------------------------------------------------------------------------------------------------------- evaluations
+# ---------------------------------------------------------------------------------------------------------
+# evaluations
 
 
 def test_an_evaluation_keeps_what_its_value_is_made_of() -> None:
     point = EvalPoint.of(PERPLEXITY, 8.0, 4, step=3, tokens=96)
-    assert (point.step, point.tokens, point.value, point.sum, point.count) == (3, 96, math.exp(2.0), 8.0, 4)
+    assert (point.step, point.tokens, point.value, point.sum, point.count) == (
+        3,
+        96,
+        math.exp(2.0),
+        8.0,
+        4,
+    )
     assert point.loss(PERPLEXITY) == 2.0
     right = EvalPoint.of(ACCURACY, 3.0, 4, step=3, tokens=None)
     assert (right.value, right.sum, right.count, right.loss(ACCURACY)) == (0.75, 3.0, 4, 0.25)
@@ -178,3 +211,17 @@ def test_an_evaluation_that_is_no_number_has_none(quality: Quality) -> None:
 def test_a_perplexity_too_large_for_a_float_has_a_loss_nevertheless() -> None:
     point = EvalPoint.of(PERPLEXITY, 800.0, 1, step=3, tokens=None)
     assert (point.value, point.sum, point.loss(PERPLEXITY)) == (None, 800.0, 800.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (0.5, "0.5000"),
+        (0.92345, "0.92345"),
+        (30.0, "30.00"),
+        (30.003, "30.003"),
+        (1e6, "1.000e+06"),
+    ],
+)
+def test_a_target_keeps_the_digits_that_it_was_given(target: float, text: str) -> None:
+    assert ACCURACY.target_text(target) == text

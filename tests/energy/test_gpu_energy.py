@@ -1,4 +1,6 @@
-"""GPU energy without a GPU: a stand-in NVML plays back what a real H200's counter did, and real trial processes run."""
+"""GPU energy without a GPU: a stand-in NVML plays back what a real H200's counter did, and real
+trial processes run.
+"""
 
 import json
 import math
@@ -13,10 +15,10 @@ import pytest
 from carbonopt.core.errors import MeasurementError
 from carbonopt.core.trial import GpuEnergy, Phase
 from carbonopt.core.units import joules_from_kwh
-from carbonopt.doctor.gpu import seen
-from carbonopt.doctor.machine import Machine
+from carbonopt.doctor.gpu_checks import seen
+from carbonopt.doctor.machine_facts import Machine
 from carbonopt.energy.hardware import REINSTALL_NVML
-from carbonopt.energy.meter import Reading, disagreement
+from carbonopt.energy.meter_reading import Reading, disagreement
 from carbonopt.energy.occupancy import gpus_now
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -31,7 +33,7 @@ class Offline(socket.socket):
         raise AssertionError(f"a measurement must not use the network, but connects to {address}")
     connect_ex = connect
 socket.socket = Offline
-from carbonopt.energy.machine import MachineMeter
+from carbonopt.energy.machine_meter import MachineMeter
 from carbonopt.core.trial import Phase, TrialState
 import pynvml
 def joules(gpu, since_s, until_s):  # what the recording says, read without any of our code
@@ -40,8 +42,12 @@ def joules(gpu, since_s, until_s):  # what the recording says, read without any 
 """
 
 
-def with_gpus(gpus: list, script: str, folder: Path, nvidia_smi: str = "exit 0", **environment: str) -> list:
-    """Runs a script on a machine that has these GPUs (see tests/nvml); returns the JSON lines that it prints."""
+def with_gpus(
+    gpus: list, script: str, folder: Path, nvidia_smi: str = "exit 0", **environment: str
+) -> list:
+    """Runs a script on a machine that has these GPUs (see tests/nvml); returns the JSON lines that
+    it prints.
+    """
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{nvidia_smi}\n")
     (folder / "nvidia-smi").chmod(0o755)
     done = subprocess.run(
@@ -60,7 +66,8 @@ def with_gpus(gpus: list, script: str, folder: Path, nvidia_smi: str = "exit 0",
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-# ------------------------------------------------------------------------------------------------ which GPUs, how often
+# ------------------------------------------------------------------------------------------------
+# which GPUs, how often
 
 MEASURE = """
 meter = MachineMeter(json.loads(os.environ["LAUNCH"]))
@@ -75,12 +82,20 @@ print(json.dumps([watts(reading.gpu_kwh), watts(reading.codecarbon_gpu_kwh), sor
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "visible", ["0", "1,0", "7", "", "GPU-00000001-0000-0000-0000-000000000000", None], ids=lambda value: repr(value)
+    "visible",
+    ["0", "1,0", "7", "", "GPU-00000001-0000-0000-0000-000000000000", None],
+    ids=lambda value: repr(value),
 )
-def test_the_launchs_gpus_are_measured_whatever_is_visible(visible: str | None, tmp_path: Path) -> None:
+def test_the_launchs_gpus_are_measured_whatever_is_visible(
+    visible: str | None, tmp_path: Path
+) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     (measured,) = with_gpus([100, 300], MEASURE, tmp_path, LAUNCH="[1]", **environment)
-    assert measured == [pytest.approx(300, rel=0.02), pytest.approx(300, rel=0.1), ["cpu", "gpu", "ram"]]
+    assert measured == [
+        pytest.approx(300, rel=0.02),
+        pytest.approx(300, rel=0.1),
+        ["cpu", "gpu", "ram"],
+    ]
 
 
 @pytest.mark.slow
@@ -126,7 +141,9 @@ for energy in (healthy, lambda at_s: 5, lambda at_s: 2**62, gone, lambda at_s: N
     assert "an energy counter only grows, but that of GPU 0 went from" in backwards
     assert "no GPU draws 3000 W, but the counter of GPU 0 went from" in jumped
     assert "NVIDIA's driver must answer for the GPUs, but says: GPU is lost." in lost
-    assert "NVML must give the energy of GPU 0 as int, but gave None" in none and "but gave nan" in nan
+    assert (
+        "NVML must give the energy of GPU 0 as int, but gave None" in none and "but gave nan" in nan
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +157,9 @@ for energy in (healthy, lambda at_s: 5, lambda at_s: 2**62, gone, lambda at_s: N
         ("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=math.nan)),
     ],
 )
-def test_answers_that_nvml_does_not_promise_are_told_and_not_used(monkeypatch, name: str, found: object) -> None:
+def test_answers_that_nvml_does_not_promise_are_told_and_not_used(
+    monkeypatch, name: str, found: object
+) -> None:
     nvml = {
         "NVMLError": OSError, "NVMLError_NotSupported": OSError, "NVMLError_NoPermission": OSError, "nvmlMemory_v2": 2,
         "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 1,
@@ -152,12 +171,15 @@ def test_answers_that_nvml_does_not_promise_are_told_and_not_used(monkeypatch, n
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml))
     assert [gpu.name for gpu in gpus_now()] == ["H200"]
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**{**nvml, name: lambda *_: found}))
-    with pytest.raises(MeasurementError, match=r"NVML must give the .*, but gave .*reinstall nvidia-ml-py"):
+    with pytest.raises(
+        MeasurementError, match=r"NVML must give the .*, but gave .*reinstall nvidia-ml-py"
+    ):
         gpus_now()
     told = seen(Machine())
     assert (told.status, told.advice) == ("failure", REINSTALL_NVML)
 
 
+@pytest.mark.slow
 def test_the_idle_measurement_can_be_interrupted(tmp_path: Path) -> None:
     script = """
 import threading
@@ -174,10 +196,11 @@ except StudyInterrupted as error:
     ((took_s, said, threads),) = with_gpus([300], script, tmp_path)
     assert took_s < 6
     assert threads == 1, "CodeCarbon has ended too"
-    assert said == "interrupted before the first trial; the same command begins again."
+    assert said == "interrupted before this command started a trial; the same command goes on."
 
 
-# ------------------------------------------------------------------------------------------------- the recorded counter
+# -------------------------------------------------------------------------------------------------
+# the recorded counter
 
 WINDOWS = """
 meter = MachineMeter([0])
@@ -199,7 +222,9 @@ for phase, reading in meter.take(Phase.TRAIN, Phase.EVAL).items():
 @pytest.mark.slow
 def test_windows_of_a_recorded_counter_and_their_uncertainty(tmp_path: Path) -> None:
     """EnergyWindows over a real H200's load, against the recording itself."""
-    idle, train, evaluation = with_gpus([RECORDED], WINDOWS.replace("LOAD_AT_S", str(LOAD_AT_S)), tmp_path)
+    idle, train, evaluation = with_gpus(
+        [RECORDED], WINDOWS.replace("LOAD_AT_S", str(LOAD_AT_S)), tmp_path
+    )
     assert idle == [
         {"gpu": 0, "windows": 5, "tick_s": pytest.approx(0.1, rel=0.1), "power_w": pytest.approx(IDLE_W, rel=0.02),
          "spread_w": pytest.approx(0, abs=2)}
@@ -213,19 +238,58 @@ def test_windows_of_a_recorded_counter_and_their_uncertainty(tmp_path: Path) -> 
         assert joules_from_kwh(gpu.idle) == pytest.approx(IDLE_W * reading.duration_s, rel=0.02)
         assert gpu.net_of_idle == pytest.approx(gpu.counter - gpu.idle)
         # A tick at each end of each window, evenly late: tick · power / √6, windows independent.
-        assert joules_from_kwh(gpu.uncertainty) == pytest.approx(tick_j / 6**0.5 * count**0.5, rel=0.25)
+        assert joules_from_kwh(gpu.uncertainty) == pytest.approx(
+            tick_j / 6**0.5 * count**0.5, rel=0.25
+        )
 
 
-# ----------------------------------------------------------------------------------------------- every trial is charged
+SHORT_WINDOWS = """
+meter = MachineMeter([0])
+meter.enter(Phase.TRAIN)
+time.sleep(1.0)
+evaluations = []
+for _ in range(20):
+    meter.enter(Phase.EVAL)
+    time.sleep(0.03)
+    meter.enter(Phase.TRAIN)
+    evaluations.append(meter.take(Phase.EVAL)[Phase.EVAL])
+    time.sleep(0.3)
+meter.enter(Phase.GAP)
+meter.close()
+parts = meter.take(*Phase)
+whole_j = 3.6e6 * sum(part.gpu_kwh for part in [*parts.values(), *evaluations])
+outer_j = 3.6e6 * meter.outer().gpu_kwh
+print(json.dumps([[[3.6e6 * one.gpu_kwh, one.duration_s] for one in evaluations], whole_j, outer_j]))
+"""
+
+
+@pytest.mark.slow
+def test_a_window_between_two_ticks_has_its_power_and_not_nothing(tmp_path: Path) -> None:
+    """A GPU of 300 W, whose counter ticks every 0.1 s: evaluations of 30 ms hold no tick, or a
+    whole one of 30 J.
+    """
+    ((evaluations, whole_j, outer_j),) = with_gpus([300], SHORT_WINDOWS, tmp_path)
+    assert len(evaluations) == 20 and min(energy_j for energy_j, _ in evaluations) > 0
+    total_j, total_s = (sum(column) for column in zip(*evaluations, strict=True))
+    assert total_j / total_s == pytest.approx(300, rel=0.35)
+    short = [energy_j / duration_s for energy_j, duration_s in evaluations if duration_s < 0.08]
+    assert all(100 < power_w < 700 for power_w in short), (
+        "not the tick's 30 J, which are up to 1,000 W"
+    )
+    assert whole_j == pytest.approx(outer_j, abs=31), "within one tick"
+
+
+# -----------------------------------------------------------------------------------------------
+# every trial is charged
 
 STUDY = """
 import math
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import TrialSpec
-from carbonopt.study.supervisor import Rules, TrialWatch, begun
-from study.test_supervisor import SPEAKING
+from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.study.trial_watch import Rules, TrialWatch, begun
+from study.test_trial_watch import SPEAKING
 
 def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
     params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1)
@@ -253,7 +317,7 @@ records = [
     watched(6, "sys.exit(3)"),
 ]
 meter.close()
-rest = meter.take(Phase.PREPARE, Phase.GAP)
+rest = meter.take(Phase.PREPARE, Phase.GAP, Phase.OTHER)
 print(json.dumps({
     "states": [record.state for record in records],
     "gpu_kwh": [record.spent_gpu_kwh for record in records],
@@ -267,18 +331,37 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_every_trial_is_charged_and_the_parts_are_the_whole(tmp_path: Path) -> None:
-    """Complete, on two ranks, out of memory, killed, silent, capped, crashed: the sum is one outer reading."""
+    """Complete, on two ranks, out of memory, killed, silent, capped, crashed: the sum is one outer
+    reading.
+    """
     (study,) = with_gpus([RECORDED, OTHER], STUDY, tmp_path, FOLDER=str(tmp_path))
-    assert study["states"] == ["complete", "complete", "infeasible", "failed", "timeout", "pruned", "failed"]
+    assert study["states"] == [
+        "complete",
+        "complete",
+        "infeasible",
+        "failed",
+        "timeout",
+        "pruned",
+        "failed",
+    ]
     assert min(study["gpu_kwh"]) > 0
     assert min(study["train_kwh"][:6]) > 0
-    assert (study["utilisation"][0], study["utilisation"][4]) == (None, 0.5), "None where no stretch took a second"
-    assert sum(study["gpu_kwh"] + study["rest_gpu_kwh"]) == pytest.approx(study["outer_gpu_kwh"], rel=0.005)
-    assert sum(study["total_kwh"] + study["rest_kwh"]) == pytest.approx(study["outer_kwh"], rel=0.005)
+    assert (study["utilisation"][0], study["utilisation"][4]) == (
+        None,
+        0.5,
+    ), "None where no stretch took a second"
+    assert sum(study["gpu_kwh"] + study["rest_gpu_kwh"]) == pytest.approx(
+        study["outer_gpu_kwh"], rel=0.005
+    )
+    assert sum(study["total_kwh"] + study["rest_kwh"]) == pytest.approx(
+        study["outer_kwh"], rel=0.005
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ two readings
+# ------------------------------------------------------------------------------------------------------
+# two readings
 
 GPU_ONLY = """
 meter = MachineMeter([0], os.environ["OBJECTIVE"])
@@ -302,7 +385,9 @@ def test_the_objective_chooses_what_counts(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_codecarbon_that_sees_no_gpu_disagrees_and_changes_no_figure(tmp_path: Path) -> None:
     """CodeCarbon takes every GPU for absent when nvidia-smi fails, and says nothing."""
-    ((_, gpu, _, _, codecarbon),) = with_gpus([300], GPU_ONLY, tmp_path, nvidia_smi="exit 9", OBJECTIVE="all")
+    ((_, gpu, _, _, codecarbon),) = with_gpus(
+        [300], GPU_ONLY, tmp_path, nvidia_smi="exit 9", OBJECTIVE="all"
+    )
     assert joules_from_kwh(gpu) == pytest.approx(300 * 1.2, rel=0.05)
     assert codecarbon == 0.0
 
@@ -319,7 +404,8 @@ def test_disagreement_is_that_of_single_long_windows() -> None:
     assert (Reading() + Reading()).disagreement is None
 
 
-# -------------------------------------------------------------------------------------------------------- utilisation
+# --------------------------------------------------------------------------------------------------------
+# utilisation
 
 UTILISATION = """
 meter = MachineMeter(json.loads(os.environ["LAUNCH"]))
@@ -355,7 +441,9 @@ print(json.dumps([[one.gpu_utilisation, one.utilisation_readings] for one in (*m
 
 @pytest.mark.slow
 def test_utilisation_is_the_mean_of_readings_a_second_apart_while_it_trains(tmp_path: Path) -> None:
-    """None within a window's first second, which would tell of what was before, and none where a GPU doesn't tell."""
+    """None within a window's first second, which would tell of what was before, and none where a
+    GPU doesn't tell.
+    """
     (measured,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[0, 1]")
     assert measured.pop() == [None, 1], "of a third of the time"
     train = list(Phase).index(Phase.TRAIN)
@@ -365,6 +453,7 @@ def test_utilisation_is_the_mean_of_readings_a_second_apart_while_it_trains(tmp_
     assert none == [[None, 0]] * (len(Phase) + 1)
 
 
+@pytest.mark.slow
 def test_the_temperature_is_that_of_the_trainings_begin(tmp_path: Path) -> None:
     script = """
 meter = MachineMeter([0, 1])
@@ -397,6 +486,7 @@ print(json.dumps(counters.utilisation()))
     assert with_gpus([100, 300], script, tmp_path) == [0.5, 1.0, *[None] * 7]
 
 
+@pytest.mark.slow
 def test_gpus_that_a_trial_leaves_idle_are_the_studys(tmp_path: Path) -> None:
     """One of 100 W and one of 300 W, of which a trial has the first; the parts are the whole."""
     script = """
@@ -416,7 +506,7 @@ time.sleep(1.2)
 meter.enter(Phase.GAP)
 both = meter.take(*TRIAL_PHASES)
 meter.close()
-rest = meter.take(Phase.PREPARE, Phase.GAP)
+rest = meter.take(Phase.PREPARE, Phase.GAP, Phase.OTHER)
 outer = meter.outer()
 parts = [*one.values(), *both.values(), *rest.values()]
 w = lambda reading: 3.6e6 * reading.gpu_kwh / reading.duration_s
@@ -425,7 +515,9 @@ print(json.dumps([w(one[Phase.TRAIN]), w(both[Phase.TRAIN]), so_far[1] / so_far[
         gpu.codecarbon / gpu.counter, gpu.idle / gpu.counter,
     sum(part.gpu_kwh for part in parts) / outer.gpu_kwh, sum(part.total_kwh for part in parts) / outer.total_kwh]))
 """
-    ((one_w, both_w, ratio, differs, idle, gpu_closure, closure),) = with_gpus([100, 300], script, tmp_path)
+    ((one_w, both_w, ratio, differs, idle, gpu_closure, closure),) = with_gpus(
+        [100, 300], script, tmp_path
+    )
     assert one_w == pytest.approx(100, rel=0.1)
     assert both_w == pytest.approx(400, rel=0.1)
     assert ratio > 2, "what the other draws is in GAP, beside what was there before"

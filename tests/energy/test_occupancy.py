@@ -1,4 +1,6 @@
-"""Whether a trial finds the GPUs' memory free: a stand-in NVML tells what living processes hold (see tests/nvml)."""
+"""Whether a trial finds the GPUs' memory free: a stand-in NVML tells what living processes hold
+(see tests/nvml).
+"""
 
 from pathlib import Path
 
@@ -54,25 +56,34 @@ free(*leak)
 """
 
 
+@pytest.mark.slow
 def test_a_trial_waits_until_the_memory_of_the_one_before_is_free(tmp_path: Path) -> None:
     (tmp_path / "holders").touch()
-    answers = with_gpus([300, 300], HOLDERS + MEMORY, tmp_path, STAND_IN_MEMORY=str(tmp_path / "holders"))
+    answers = with_gpus(
+        [300, 300], HOLDERS + MEMORY, tmp_path, STAND_IN_MEMORY=str(tmp_path / "holders")
+    )
     free, late, interrupted, held, again, freed, leak, *untold = answers
     assert free[0] is None and free[1] < 1, "another's memory and the ranks that wait are no leak"
     assert late[0] is None and 0.9 < late[1] < 3
     assert interrupted[0] is None and interrupted[1] < 1
-    assert "GPU 0 holds 40.5 GiB, 10.5 GiB more and GPU 1 holds 41.5 GiB, 41.5 GiB more than at 20" in held[0]
+    assert (
+        "GPU 0 holds 40.5 GiB, 10.5 GiB more and GPU 1 holds 41.5 GiB, 41.5 GiB more than at 20"
+        in held[0]
+    )
     assert "still after 3 s of waiting" in held[0] and held[1] >= 3
     assert again[0] is None and again[1] < 1, "said and waited for once"
     assert freed[0] is None and freed[1] < 1
-    assert "GPU 0 holds 4.5 GiB, 3.0 GiB more" in leak[0], "what others have given back counts as free from then on"
+    assert "GPU 0 holds 4.5 GiB, 3.0 GiB more" in leak[0], (
+        "what others have given back counts as free from then on"
+    )
     assert [said for said, _ in untold] == [None, None] and max(took_s for _, took_s in untold) < 1
 
 
 STUDY = """
-from carbonopt.study.check import check
-from carbonopt.study.loop import run_study
-from carbonopt.study.file import parse_study
+from carbonopt.study.study_checks import check
+from carbonopt.study.run_study import run_study
+from carbonopt.study.session import Session
+from carbonopt.study.study_file import parse_study
 from search.test_study import Replayed, Silent
 memory = GpuMemory([0], patience_s=0.5)
 seen, leaks = [], []
@@ -88,7 +99,7 @@ replayed = Replayed(Path(os.environ["FOLDER"]))
 replayed.study["budget"] = {"trials": 4}
 checked = check(parse_study(replayed.study, "test"))
 checked.engine.await_free = memory.await_free
-run_study(checked, "", replayed.paths, None, Display(), Silent(), lambda: False)
+run_study(Session(checked, "", replayed.paths, Display(), Silent(), lambda: False))
 print(json.dumps(seen))
 memory.close()
 free(*leaks)

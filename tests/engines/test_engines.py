@@ -9,24 +9,28 @@ import pytest
 from small_studies import study
 
 import carbonopt
-from carbonopt.core import config
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import Node, Phase
-from carbonopt.energy.meter import NodeMeters, Reading, ReplayMeter
+from carbonopt.energy.meter_reading import Reading
+from carbonopt.energy.node_meters import NodeMeters
+from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.kinds import ENGINES
 from carbonopt.engines.replay import read_table
+from carbonopt.spec.launch_settings import Launch
+from carbonopt.spec.study_data import StudyData
 
 HERE, THERE = Node(name="here", devices=("GPU-a",)), Node(name="there", devices=("GPU-b", "GPU-c"))
 
 
 def test_every_kind_of_launch_has_its_engine() -> None:
-    kinds = [typing.get_args(kind.model_fields["kind"].annotation)[0] for kind in typing.get_args(config.Launch)]
+    kinds = [
+        typing.get_args(kind.model_fields["kind"].annotation)[0] for kind in typing.get_args(Launch)
+    ]
     assert sorted(kinds) == sorted(ENGINES)
 
 
-@pytest.mark.parametrize("launch", typing.get_args(config.Launch), ids=lambda launch: launch.__name__)
+@pytest.mark.parametrize("launch", typing.get_args(Launch), ids=lambda launch: launch.__name__)
 def test_every_kind_of_launch_says_of_itself_what_is_asked(launch: type) -> None:
     for name in ("trains", "files", "gpus", "world_size", "timeout_s", "warm_start"):
         assert name in launch.model_fields or hasattr(launch, name), name
@@ -46,14 +50,17 @@ def test_nobody_else_asks_for_the_kind_of_launch() -> None:
 
 def test_a_replay_is_known_by_what_was_recorded() -> None:
     def of(energy_source: dict) -> StudyData:
-        return study(provenance=study().provenance.model_copy(update={"energy_source": energy_source}))
+        return study(
+            provenance=study().provenance.model_copy(update={"energy_source": energy_source})
+        )
 
     assert of({"gpu": "recorded"}).provenance.is_replay
     assert not of({"gpu": "measured", "cpu": "modelled"}).provenance.is_replay
     assert not of({}).provenance.is_replay
 
 
-# ----------------------------------------------------------------------------------------------------- several nodes
+# -----------------------------------------------------------------------------------------------------
+# several nodes
 
 
 def advanced(**phases: tuple[float, float]) -> ReplayMeter:
@@ -65,7 +72,10 @@ def advanced(**phases: tuple[float, float]) -> ReplayMeter:
 
 
 def test_energies_of_nodes_add_up_and_their_seconds_do_not() -> None:
-    meter = NodeMeters({HERE: advanced(train=(3.0, 10.0), eval=(1.0, 1.0)), THERE: advanced(train=(5.0, 9.0))}, [1, 1])
+    meter = NodeMeters(
+        {HERE: advanced(train=(3.0, 10.0), eval=(1.0, 1.0)), THERE: advanced(train=(5.0, 9.0))},
+        [1, 1],
+    )
     meter.enter(Phase.GAP)
     running = meter.running(Phase.TRAIN)
     assert (running.total_kwh, running.duration_s) == (8.0, 10.0)
@@ -86,7 +96,10 @@ def test_what_is_modelled_on_one_node_is_not_measured_on_all() -> None:
     measured, modelled = ReplayMeter(), ReplayMeter()
     measured.energy_source = {"cpu": "measured", "gpu": "measured"}
     modelled.energy_source = {"cpu": "modelled", "gpu": "measured"}
-    assert NodeMeters({HERE: measured, THERE: modelled}, [1, 1]).energy_source == {"cpu": "modelled", "gpu": "measured"}
+    assert NodeMeters({HERE: measured, THERE: modelled}, [1, 1]).energy_source == {
+        "cpu": "modelled",
+        "gpu": "measured",
+    }
 
 
 def test_all_nodes_end_their_meters_though_one_cant() -> None:
@@ -98,7 +111,9 @@ def test_all_nodes_end_their_meters_though_one_cant() -> None:
     last.enter(Phase.TRAIN)
     with pytest.raises(OSError, match="the node is gone"):
         NodeMeters({HERE: last, THERE: Lost()}, [1, 1]).close()
-    assert last.take(Phase.TRAIN)[Phase.TRAIN] == Reading(gpu_kwh=0.0), "it is closed: nothing is open"
+    assert last.take(Phase.TRAIN)[Phase.TRAIN] == Reading(gpu_kwh=0.0), (
+        "it is closed: nothing is open"
+    )
 
 
 def test_a_node_that_a_trial_leaves_idle_is_in_gap_meanwhile() -> None:
@@ -133,17 +148,40 @@ ROW = {
     [
         ({"seed": -5}, "seed: input should be greater than or equal to 0, but got -5"),
         ({"seed": 0}, "has the configuration and the seed of line 1; remove one of them"),
-        ({"seed": 1, "joules_per_step": 0}, "joules_per_step: input should be greater than 0, but got 0"),
-        ({"seed": 1, "joules_per_step": True}, "joules_per_step: input should be a valid number, but got True"),
-        ({"seed": 1, "params": {**ROW["params"], "epochs": float("nan")}}, "must be a finite number or a word"),
-        ({"seed": 1, "params": {**ROW["params"], "epochs": [1]}}, "must be a finite number or a word, but got [1]"),
-        ({"seed": 1, "evals": [{"step": 100, "nll": "1"}]}, "evals.0.nll: input should be a valid number, but got '1'"),
+        (
+            {"seed": 1, "joules_per_step": 0},
+            "joules_per_step: input should be greater than 0, but got 0",
+        ),
+        (
+            {"seed": 1, "joules_per_step": True},
+            "joules_per_step: input should be a valid number, but got True",
+        ),
+        (
+            {"seed": 1, "params": {**ROW["params"], "epochs": float("nan")}},
+            "must be a finite number or a word",
+        ),
+        (
+            {"seed": 1, "params": {**ROW["params"], "epochs": [1]}},
+            "must be a finite number or a word, but got [1]",
+        ),
+        (
+            {"seed": 1, "evals": [{"step": 100, "nll": "1"}]},
+            "evals.0.nll: input should be a valid number, but got '1'",
+        ),
         ({"seed": 1, "evals": [{"step": 100, "nll": 1.0, "count": 10**400}]}, "evals.0.count"),
-        ({"seed": 1, "evals": ROW["evals"][:1] * 2}, "rising steps up to total_steps, 100, but have [50, 50]"),
-        ({"seed": 1, "joule_per_step": 1.0}, "unknown key joule_per_step; did you mean joules_per_step?"),
+        (
+            {"seed": 1, "evals": ROW["evals"][:1] * 2},
+            "rising steps up to total_steps, 100, but have [50, 50]",
+        ),
+        (
+            {"seed": 1, "joule_per_step": 1.0},
+            "unknown key joule_per_step; did you mean joules_per_step?",
+        ),
     ],
 )
-def test_what_no_run_can_have_is_refused_with_its_line(change: dict, says: str, tmp_path: Path) -> None:
+def test_what_no_run_can_have_is_refused_with_its_line(
+    change: dict, says: str, tmp_path: Path
+) -> None:
     path = tmp_path / "table.jsonl"
     path.write_text(f"{json.dumps(ROW)}\n{json.dumps({**ROW, **change})}\n")
     with pytest.raises(BadInput) as refused:

@@ -1,4 +1,6 @@
-"""Trials forked from a process that has imported everything: as fresh, as well watched, with the same digits."""
+"""Trials forked from a process that has imported everything: as fresh, as well watched, with the
+same digits.
+"""
 
 import itertools
 import json
@@ -14,13 +16,13 @@ import psutil
 import pytest
 from engines.test_local import gone, until_exit
 
-from carbonopt.core.config import LocalLaunch
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.events import Exited, Progress
-from carbonopt.core.trial import TrialSpec
 from carbonopt.engines.process.forking import CannotFork, ForkedWork, ForkServer
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
+from carbonopt.spec.launch_settings import LocalLaunch
+from carbonopt.spec.trial_spec import TrialSpec
 
 # What ranks are forked from here: quick to import, and it speaks as a trial does.
 MODULE = """
@@ -45,7 +47,10 @@ def run():
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "forked_here.py").write_text(textwrap.dedent(MODULE))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))),
+    }
 
 
 @pytest.fixture
@@ -56,7 +61,9 @@ def fork_server(environment: dict[str, str], tmp_path: Path):
     made.close()
 
 
-def start(fork_server: ForkServer, expression: str, tmp_path: Path, ranks: int = 1) -> WorkProcesses:
+def start(
+    fork_server: ForkServer, expression: str, tmp_path: Path, ranks: int = 1
+) -> WorkProcesses:
     trial = prelaunched(fork_server, tmp_path, ranks)
     trial.begin(expression, tmp_path / "trial" / "log.txt")
     return trial
@@ -67,11 +74,15 @@ def prelaunched(fork_server: ForkServer, tmp_path: Path, ranks: int = 1) -> Fork
     return ForkedWork(fork_server, environments, tmp_path / "waiting.txt")
 
 
-def test_each_trial_is_a_process_of_its_own_that_imports_nothing(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_each_trial_is_a_process_of_its_own_that_imports_nothing(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     seen = []
     for _ in range(3):
         work = start(
-            fork_server, "say('Progress', step=os.getpid(), total_steps=imported_by) or print('said')", tmp_path
+            fork_server,
+            "say('Progress', step=os.getpid(), total_steps=imported_by) or print('said')",
+            tmp_path,
         )
         heard, ended = until_exit(work)
         work.end()
@@ -87,9 +98,17 @@ def test_each_trial_is_a_process_of_its_own_that_imports_nothing(fork_server: Fo
 
 @pytest.mark.parametrize(
     ("expression", "code"),
-    [("3", 3), ("os.kill(os.getpid(), 9)", 137), ("os.kill(os.getpid(), 7)", 135), ("1 / 0", 1), ("sys.exit(5)", 1)],
+    [
+        ("3", 3),
+        ("os.kill(os.getpid(), 9)", 137),
+        ("os.kill(os.getpid(), 7)", 135),
+        ("1 / 0", 1),
+        ("sys.exit(5)", 1),
+    ],
 )
-def test_how_a_forked_trial_ended_is_known(expression: str, code: int, fork_server: ForkServer, tmp_path: Path) -> None:
+def test_how_a_forked_trial_ended_is_known(
+    expression: str, code: int, fork_server: ForkServer, tmp_path: Path
+) -> None:
     work = start(fork_server, expression, tmp_path)
     assert until_exit(work) == [Exited(code=code)]
     work.end()
@@ -99,8 +118,13 @@ def test_how_a_forked_trial_ended_is_known(expression: str, code: int, fork_serv
     again.end()
 
 
-def test_the_death_of_one_forked_rank_ends_the_others(fork_server: ForkServer, tmp_path: Path) -> None:
-    work = start(fork_server, "78 if os.environ['RANK'] == '1' else time.sleep(600)", tmp_path, ranks=3)
+@pytest.mark.slow
+def test_the_death_of_one_forked_rank_ends_the_others(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    work = start(
+        fork_server, "78 if os.environ['RANK'] == '1' else time.sleep(600)", tmp_path, ranks=3
+    )
     began = time.monotonic()
     assert until_exit(work)[-1] == Exited(code=78)
     assert time.monotonic() - began < 15
@@ -108,7 +132,10 @@ def test_the_death_of_one_forked_rank_ends_the_others(fork_server: ForkServer, t
 
 
 def test_end_leaves_no_forked_process(fork_server: ForkServer, tmp_path: Path) -> None:
-    expression = "say('Progress', step=__import__('subprocess').Popen(['sleep', '600']).pid, total_steps=os.getpid())"
+    expression = (
+        "say('Progress', step=__import__('subprocess').Popen(['sleep', '600']).pid,"
+        " total_steps=os.getpid())"
+    )
     work = start(fork_server, f"{expression} or time.sleep(600)", tmp_path)
     heard = work.receive(20)
     assert isinstance(heard, Progress)
@@ -117,7 +144,9 @@ def test_end_leaves_no_forked_process(fork_server: ForkServer, tmp_path: Path) -
     assert [pid for pid in (heard.step, heard.total_steps, guard) if not gone(pid)] == []
 
 
-def test_the_study_killed_takes_fork_server_and_trial_along(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_study_killed_takes_fork_server_and_trial_along(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     script = f"""
 import os, sys, time
 from pathlib import Path
@@ -133,7 +162,9 @@ heard = first.receive(20)
 print(heard.step, heard.total_steps, second._guard.pid, flush=True)
 time.sleep(600)
 """
-    study = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    study = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    )
     pids = [int(pid) for pid in study.stdout.readline().split()]
     assert all(psutil.pid_exists(pid) for pid in pids)
     study.kill()
@@ -145,7 +176,8 @@ def test_a_trial_outlives_its_fork_server(fork_server: ForkServer, tmp_path: Pat
     """The fork server can be what the kernel kills for want of memory; the trial that runs goes on."""
     work = start(
         fork_server,
-        "say('Progress', step=imported_by, total_steps=1) or time.sleep(1) or say('Progress', step=2, total_steps=2)",
+        "say('Progress', step=imported_by, total_steps=1) or time.sleep(1) or say('Progress',"
+        " step=2, total_steps=2)",
         tmp_path,
     )
     heard = work.receive(20)
@@ -165,7 +197,10 @@ def test_a_fork_server_that_dies_over_a_fork_is_noticed_at_once_and_leaves_no_de
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     """As it does where there is no process left to be had."""
-    no_more = "import os\n\ndef no_fork():\n    raise BlockingIOError(11, 'no process left')\n\nos.fork = no_fork\n"
+    no_more = (
+        "import os\n\ndef no_fork():\n    raise BlockingIOError(11, 'no process left')\n\nos.fork ="
+        " no_fork\n"
+    )
     module = tmp_path / "forked_here.py"
     module.write_text(no_more + module.read_text())
     log = tmp_path / "fork-server-log.txt"
@@ -176,7 +211,10 @@ def test_a_fork_server_that_dies_over_a_fork_is_noticed_at_once_and_leaves_no_de
         for _ in range(2):  # it dies of the first; the second can't even be sent
             before = open_descriptors()
             began = time.monotonic()
-            with pytest.raises(CannotFork, match=r"ended with code 1: BlockingIOError: .*no process left \(log: .*\)"):
+            with pytest.raises(
+                CannotFork,
+                match=r"ended with code 1: BlockingIOError: .*no process left \(log: .*\)",
+            ):
                 prelaunched(dying, tmp_path)
             assert time.monotonic() - began < 5
             assert open_descriptors() == before
@@ -184,7 +222,9 @@ def test_a_fork_server_that_dies_over_a_fork_is_noticed_at_once_and_leaves_no_de
         dying.close()
 
 
-def test_a_fork_server_that_was_killed_has_its_own_last_words(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_fork_server_that_was_killed_has_its_own_last_words(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     log = tmp_path / "fork-server-log.txt"
     log.write_text("of an earlier call\n")
     (tmp_path / "forked_here.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
@@ -230,16 +270,33 @@ def test_one_that_died_while_it_waited_is_noticed(fork_server: ForkServer, tmp_p
 
 
 def launcher_of(fork_server: ForkServer, tmp_path: Path, gpus: list[int]) -> ProcessLauncher:
-    launcher = ProcessLauncher(LocalLaunch(kind="local", gpus=gpus), ["GPU-a"] * len(gpus), pytest.fail)
+    launcher = ProcessLauncher(
+        LocalLaunch(kind="local", gpus=gpus), ["GPU-a"] * len(gpus), pytest.fail
+    )
     launcher._fork_server = fork_server
     launcher._prelaunch_logs = (tmp_path / f"waiting-{number}.txt" for number in itertools.count())
     return launcher
 
 
-def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_one_trial_waits_for_the_next_and_is_replaced_if_it_dies(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     launcher = launcher_of(fork_server, tmp_path, [0])
-    params = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "learning_rate": 1e-3, "epochs": 1}
-    spec = TrialSpec(number=0, attempt=1, seed=0, params=params, workload={}, prepared_dir="", trial_dir=str(tmp_path))
+    params = {
+        "global_batch_size": 1,
+        "micro_batch_size_per_gpu": 1,
+        "learning_rate": 1e-3,
+        "epochs": 1,
+    }
+    spec = TrialSpec(
+        number=0,
+        attempt=1,
+        seed=0,
+        params=params,
+        workload={},
+        prepared_dir="",
+        trial_dir=str(tmp_path),
+    )
     launcher.prepare_next()
     waits = launcher._next
     launcher.prepare_next()
@@ -280,7 +337,9 @@ class Preparing:
         self.closed = True
 
 
-def test_the_first_trial_waits_while_its_data_is_still_prepared(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_the_first_trial_waits_while_its_data_is_still_prepared(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     launcher = launcher_of(fork_server, tmp_path, [0])
     launcher._preparation = Preparing(until=lambda: launcher._next is not None, work=object())
     assert launcher.prepare(lambda: False) == "prepared"
@@ -293,7 +352,9 @@ def test_the_preparation_goes_on_where_there_is_nothing_to_fork_from(
 ) -> None:
     notes: list[str] = []
     launcher = ProcessLauncher(LocalLaunch(kind="local", gpus=[]), [], notes.append)
-    launcher._fork_server = ForkServer("no_such_module", environment, tmp_path / "fork-server-log.txt")
+    launcher._fork_server = ForkServer(
+        "no_such_module", environment, tmp_path / "fork-server-log.txt"
+    )
     launcher._preparation = Preparing(until=lambda: notes, work=None)
     assert launcher.prepare(lambda: False) == "prepared"
     assert "no_such_module" in notes[0] and launcher._fork_server is None
@@ -306,7 +367,10 @@ def test_without_gpus_none_waits(fork_server: ForkServer, tmp_path: Path) -> Non
     assert launcher._next is None
 
 
-def test_a_fork_server_that_still_imports_dies_with_the_study(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_fork_server_that_still_imports_dies_with_the_study(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
     study = f"""
 import os, pathlib, time
@@ -315,7 +379,9 @@ fork_server = ForkServer("slow_to_import", os.environ, pathlib.Path({str(tmp_pat
 print(fork_server._process.pid, flush=True)
 time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", study], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", study], env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         fork_server = int(parent.stdout.readline())
         while "slow_to_import" not in psutil.Process(fork_server).cmdline():
@@ -330,12 +396,17 @@ time.sleep(600)
 
 
 def test_a_fork_server_that_cant_says_why(environment: dict[str, str], tmp_path: Path) -> None:
-    unfit = ForkServer("forked_here", {**environment, "UNFIT": "it has opened a GPU"}, tmp_path / "log")
+    unfit = ForkServer(
+        "forked_here", {**environment, "UNFIT": "it has opened a GPU"}, tmp_path / "log"
+    )
     broken = ForkServer("no_such_module", environment, tmp_path / "log")
     try:
         with pytest.raises(CannotFork, match="it has opened a GPU"):
             unfit.ready(30)
-        with pytest.raises(CarbonoptError, match=r"ended with code 1: ModuleNotFound.*'no_such_module' \(log: .*log\)"):
+        with pytest.raises(
+            CarbonoptError,
+            match=r"ended with code 1: ModuleNotFound.*'no_such_module' \(log: .*log\)",
+        ):
             broken.ready(30)
         assert "No module named 'no_such_module'" in (tmp_path / "log").read_text()
     finally:
@@ -343,7 +414,8 @@ def test_a_fork_server_that_cant_says_why(environment: dict[str, str], tmp_path:
         broken.close()
 
 
-# ------------------------------------------------------------------------------------------------------- real training
+# -------------------------------------------------------------------------------------------------------
+# real training
 
 STUDY = """
 name: warm
@@ -384,26 +456,37 @@ def records(folder: Path, **study: object) -> list[dict]:
         (folder / f"{name}.py").write_text("raise SystemExit('the user\\'s own file')\n")
     (folder / "study.yaml").write_text(STUDY.format(**study))
     carbonopt = Path(sys.executable).with_name("carbonopt")
-    # With two threads one trial in some hundred ends with another last digit, forked or not: the activation function of
-    # its first step differs by it.
+    # With two threads one trial in some hundred ends with another last digit, forked or not: the
+    # activation function of its first step differs by it.
     environment = {**os.environ, **OUTER, "OMP_NUM_THREADS": "1"}
     run = [carbonopt, "run", "study.yaml", "--out", "run"]
-    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(
+        run, cwd=folder, capture_output=True, text=True, env=environment, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert "imports everything anew" not in done.stderr
     export = [carbonopt, "export", folder / "run", "--format", "jsonl"]
-    return [json.loads(line) for line in subprocess.run(export, capture_output=True, check=True).stdout.splitlines()]
+    return [
+        json.loads(line)
+        for line in subprocess.run(export, capture_output=True, check=True).stdout.splitlines()
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stages", "ranks"), [([0, 1], 1), ([2, 3], 2)], ids=["one rank", "two ranks"])
-def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stages", "ranks"), [([0, 1], 1), ([2, 3], 2)], ids=["one rank", "two ranks"]
+)
+def test_warm_and_cold_trials_end_with_the_same_digits(
+    stages: list[int], ranks: int, tmp_path: Path
+) -> None:
     """Whatever launcher the study itself has, and whatever lies about."""
     warm = records(tmp_path / "warm", stages=stages, ranks=ranks, warm="true")
     cold = records(tmp_path / "cold", stages=stages, ranks=ranks, warm="false")
-    assert [(record["state"], record.get("failure")) for record in warm + cold] == [("complete", None)] * 4
-    assert [[point["nll_sum"] for point in record["evals"]] for record in warm] == [
-        [point["nll_sum"] for point in record["evals"]] for record in cold
+    assert [(record["state"], record.get("failure")) for record in warm + cold] == [
+        ("complete", None)
+    ] * 4
+    assert [[point["sum"] for point in record["evals"]] for record in warm] == [
+        [point["sum"] for point in record["evals"]] for record in cold
     ]
     assert max(warm_record["stages"]["imports"]["duration_s"] for warm_record in warm) < min(
         cold_record["stages"]["imports"]["duration_s"] for cold_record in cold
@@ -414,9 +497,15 @@ def test_warm_and_cold_trials_end_with_the_same_digits(stages: list[int], ranks:
 
 def check_stages_add_up(record: dict) -> None:
     stages = record["stages"].values()
-    energy_kwh, total_kwh = (sum(stage["energy_kwh"] for stage in stages), record["energy_kwh"]["total"])
+    energy_kwh, total_kwh = (
+        sum(stage["energy_kwh"] for stage in stages),
+        record["energy_kwh"]["total"],
+    )
     assert energy_kwh == pytest.approx(total_kwh, rel=1e-9)
-    duration_s, total_s = sum(stage["duration_s"] for stage in stages), record["duration_s"]["total"]
+    duration_s, total_s = (
+        sum(stage["duration_s"] for stage in stages),
+        record["duration_s"]["total"],
+    )
     assert duration_s == pytest.approx(total_s, abs=0.1)
     assert set(record["stages"]) == {
         "imports", "data", "model", "engine", "compile", "steps", "evaluation", "teardown",

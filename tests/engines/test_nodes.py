@@ -13,18 +13,21 @@ from study.test_resume import ranks, read, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.errors import BadInput
-from carbonopt.core.hostfile import Host, parse_hostfile
 from carbonopt.core.trial import TrialState
 from carbonopt.engines.agent import Agent
 from carbonopt.engines.process.environment import Ranks, of_launcher
+from carbonopt.spec.hostfile_format import Host, parse_hostfile
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.file import load_study, parse_study
+from carbonopt.study.study_file import load_study, parse_study
 
 TWO_HOSTS = "h1 slots=2  # of the rack\n\nh2 slots=2\n"
 
 
 def test_a_hostfile_is_deepspeeds() -> None:
-    assert parse_hostfile(TWO_HOSTS, "hosts") == (Host(name="h1", slots=2), Host(name="h2", slots=2))
+    assert parse_hostfile(TWO_HOSTS, "hosts") == (
+        Host(name="h1", slots=2),
+        Host(name="h2", slots=2),
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,10 @@ def test_a_hostfile_is_deepspeeds() -> None:
             "".join(f"h{number} slots=1\n" for number in range(1001)),
             "hosts must have at most 1000 hosts, but has 1001.",
         ),
-        ("h1 slots=2\nh1 slots=2\n", "hosts, line 2: h1 is there twice; give all its slots in one line."),
+        (
+            "h1 slots=2\nh1 slots=2\n",
+            "hosts, line 2: h1 is there twice; give all its slots in one line.",
+        ),
     ],
 )
 def test_what_is_no_hostfile_is_refused(text: str, refusal: str) -> None:
@@ -54,7 +60,11 @@ def on_hosts(tiny_study: dict, tmp_path: Path) -> dict:
     """One trial of four ranks."""
     (tmp_path / "hosts.txt").write_text(TWO_HOSTS)
     space = {"global_batch_size": 64, "learning_rate": 2e-3, "epochs": 0.2}
-    tiny_study["search"] = {"sampler": "random", "pruning": {"target": False, "cap": False}, "space": space}
+    tiny_study["search"] = {
+        "sampler": "random",
+        "pruning": {"target": False, "cap": False},
+        "space": space,
+    }
     tiny_study["budget"] = {"trials": 1}
     tiny_study["launch"] = {"kind": "hostfile", "hostfile": "hosts.txt", "device": "cpu"}
     return tiny_study
@@ -62,19 +72,33 @@ def on_hosts(tiny_study: dict, tmp_path: Path) -> dict:
 
 @pytest.mark.parametrize("hostfile", [None, 3])
 def test_a_hostfile_is_asked_for(hostfile: int | None, on_hosts: dict, write_study) -> None:
-    on_hosts["launch"] = {"kind": "hostfile", **({} if hostfile is None else {"hostfile": hostfile})}
-    with pytest.raises(BadInput, match=r"^launch.hostfile must be the path of a hostfile, but is (missing|3)[.]$"):
+    on_hosts["launch"] = {
+        "kind": "hostfile",
+        **({} if hostfile is None else {"hostfile": hostfile}),
+    }
+    with pytest.raises(
+        BadInput, match=r"^launch.hostfile must be the path of a hostfile, but is (missing|3)[.]$"
+    ):
         load_study(write_study(on_hosts))
 
 
-def test_the_study_file_has_what_the_hostfile_says(on_hosts: dict, write_study, tmp_path: Path) -> None:
+def test_the_study_file_has_what_the_hostfile_says(
+    on_hosts: dict, write_study, tmp_path: Path
+) -> None:
     launch = load_study(write_study(on_hosts)).launch
-    assert (launch.world_size, launch.ranks_of_nodes, launch.slots, launch.gpus) == (4, (2, 2), 1, ())
+    assert (launch.world_size, launch.ranks_of_nodes, launch.slots, launch.gpus) == (
+        4,
+        (2, 2),
+        1,
+        (),
+    )
     on_hosts["launch"].pop("device")
     config = load_study(write_study(on_hosts))
     assert config.launch.gpus == (0, 1)
     (tmp_path / "hosts.txt").write_text(TWO_HOSTS.replace("h2", "h3"))
-    assert load_study(write_study(on_hosts)).identity() == config.identity(), "on other machines it is the same study"
+    assert load_study(write_study(on_hosts)).identity() == config.identity(), (
+        "on other machines it is the same study"
+    )
     (tmp_path / "hosts.txt").write_text(TWO_HOSTS.replace("slots=2", "slots=4"))
     assert load_study(write_study(on_hosts)).identity() != config.identity()
     stored = type(config).model_validate_json(config.model_dump_json())
@@ -83,7 +107,9 @@ def test_the_study_file_has_what_the_hostfile_says(on_hosts: dict, write_study, 
 
 def test_hosts_stand_in_the_hostfile_alone(on_hosts: dict, write_study, tmp_path: Path) -> None:
     on_hosts["launch"]["hosts"] = [{"name": "h9", "slots": 1}]
-    with pytest.raises(BadInput, match=r"launch\.hosts is what launch\.hostfile says; leave it out\."):
+    with pytest.raises(
+        BadInput, match=r"launch\.hosts is what launch\.hostfile says; leave it out\."
+    ):
         load_study(write_study(on_hosts))
     with pytest.raises(BadInput, match=r"launch\.hosts is missing|hosts"):
         parse_study({**on_hosts, "launch": {"kind": "hostfile", "hostfile": "x"}}, "here")
@@ -98,17 +124,28 @@ def test_hosts_are_shared_among_trials(on_hosts: dict, write_study, tmp_path: Pa
     launch = load_study(write_study(on_hosts)).launch
     assert (launch.world_size, launch.slots, launch.side_by_side) == (2, 2, 2)
     (tmp_path / "hosts.txt").write_text("h1 slots=2\nh2 slots=4\n")
-    with pytest.raises(BadInput, match=re.escape("the hosts of all trials must have the same slots, but have [2, 4]")):
+    with pytest.raises(
+        BadInput,
+        match=re.escape("the hosts of all trials must have the same slots, but have [2, 4]"),
+    ):
         load_study(write_study(on_hosts))
     on_hosts["launch"]["nodes_per_trial"] = 3
-    with pytest.raises(BadInput, match="nodes_per_trial must divide the number of hosts, but got 3 and 2"):
+    with pytest.raises(
+        BadInput, match="nodes_per_trial must divide the number of hosts, but got 3 and 2"
+    ):
         load_study(write_study(on_hosts))
 
 
 def test_ranks_are_numbered_over_all_machines() -> None:
     ranks = Ranks(world_size=3, first=2, here=1, node=1, nodes=2, address="h1", port=4711)
     assert ranks.environments == [
-        {"MASTER_ADDR": "h1", "MASTER_PORT": "4711", "WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "0"}
+        {
+            "MASTER_ADDR": "h1",
+            "MASTER_PORT": "4711",
+            "WORLD_SIZE": "3",
+            "RANK": "2",
+            "LOCAL_RANK": "0",
+        }
     ]
     assert of_launcher(ranks) == {
         "PET_NNODES": "2",
@@ -119,14 +156,22 @@ def test_ranks_are_numbered_over_all_machines() -> None:
     }
     alone = Ranks.alone(2)
     assert of_launcher(alone) == {}
-    assert alone.may_be(Ranks.alone(2)) and not alone.may_be(Ranks.alone(3)) and not ranks.may_be(alone)
-    assert not ranks.may_be(ranks.model_copy(update={"port": 4712})), "they wait for each other at that port"
+    assert (
+        alone.may_be(Ranks.alone(2))
+        and not alone.may_be(Ranks.alone(3))
+        and not ranks.may_be(alone)
+    )
+    assert not ranks.may_be(ranks.model_copy(update={"port": 4712})), (
+        "they wait for each other at that port"
+    )
 
 
 def test_a_folder_that_a_machine_does_not_see_is_refused(tmp_path: Path) -> None:
     agent = Agent()
     agent.interrupted.set()  # it would wait for half a minute
-    with pytest.raises(BadInput, match=r"must be one that all its machines share \(NFS, say\), but .* isn't there"):
+    with pytest.raises(
+        BadInput, match=r"must be one that all its machines share \(NFS, say\), but .* isn't there"
+    ):
         agent._check_sees(tmp_path / "elsewhere" / ".seen")
 
 
@@ -136,7 +181,9 @@ def run(hosts: SshHosts, study: Path, folder: Path) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_two_hosts_train_as_one_machine_does(ssh_hosts: SshHosts, on_hosts: dict, write_study, tmp_path: Path) -> None:
+def test_two_hosts_train_as_one_machine_does(
+    ssh_hosts: SshHosts, on_hosts: dict, write_study, tmp_path: Path
+) -> None:
     over_both = run(ssh_hosts, write_study(on_hosts), tmp_path / "both")
     said, _ = over_both.communicate(timeout=300)
     assert over_both.returncode in (0, 3), said
@@ -144,7 +191,9 @@ def test_two_hosts_train_as_one_machine_does(ssh_hosts: SshHosts, on_hosts: dict
     record = data.records[0]
     assert [node.name for node in record.nodes] == ["h1", "h2"]
     assert all(node.readings.train > 0 for node in record.nodes)
-    assert sum(node.readings.total for node in record.nodes) == pytest.approx(record.energy_kwh.total, rel=1e-12)
+    assert sum(node.readings.total for node in record.nodes) == pytest.approx(
+        record.energy_kwh.total, rel=1e-12
+    )
     assert footprint(data).closure == pytest.approx(1.0, abs=1e-6)
     assert data.provenance.hardware.nodes == 2
     assert workers(tmp_path / "both") == []
@@ -162,7 +211,9 @@ def test_a_killed_command_leaves_nothing_on_its_hosts(
     on_hosts["search"]["space"]["epochs"] = 20
     folder = tmp_path / "out"
     command = run(ssh_hosts, write_study(on_hosts), folder)
-    wait_for(lambda: StudyPaths(folder).trial(0).exists() and bool(read(folder).records[0].steps_done))
+    wait_for(
+        lambda: StudyPaths(folder).trial(0).exists() and bool(read(folder).records[0].steps_done)
+    )
     assert len(ranks(folder)) == 4
     os.kill(command.pid, signal.SIGKILL)
     wait_for(lambda: workers(folder) == [], 2.0)
@@ -173,7 +224,10 @@ def test_a_killed_command_leaves_nothing_on_its_hosts(
     again = run(ssh_hosts, tmp_path / "study.yaml", folder)
     wait_for(lambda: read(folder).records[0].attempt == 2)
     record = read(folder).records[0]
-    assert (record.state, record.earlier_attempts_energy_kwh) == (TrialState.RUNNING, pytest.approx(spent_kwh))
+    assert (record.state, record.earlier_attempts_energy_kwh) == (
+        TrialState.RUNNING,
+        pytest.approx(spent_kwh),
+    )
     again.send_signal(signal.SIGINT)
     assert again.wait(60) == 130
     wait_for(lambda: workers(folder) == [] and not agents(ssh_hosts), 2.0)
@@ -181,7 +235,9 @@ def test_a_killed_command_leaves_nothing_on_its_hosts(
 
 def agents(hosts: SshHosts) -> set[str]:
     """Those of these hosts; other tests have others."""
-    listed = subprocess.run(["pgrep", "-f", r"python.* -m carbonopt\.engines\.agent"], capture_output=True, text=True)
+    listed = subprocess.run(
+        ["pgrep", "-f", r"python.* -m carbonopt\.engines\.agent"], capture_output=True, text=True
+    )
     return hosts.pids() & set(listed.stdout.split())
 
 
@@ -197,6 +253,7 @@ SCRIPT = """
     with carbon.run(total_steps=2) as run:
         run.step(), time.sleep(0.3), run.step()
         run.report(accuracy=mine.item() / 8, loss=float(os.environ["WORLD_SIZE"]))
+    dist.destroy_process_group()
 """
 
 
@@ -204,7 +261,9 @@ SCRIPT = """
 def test_torchrun_starts_a_scripts_ranks_on_each_host(
     ssh_hosts: SshHosts, on_hosts: dict, write_study, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text("\n".join(line.removeprefix("    ") for line in SCRIPT.splitlines()))
+    (tmp_path / "train.py").write_text(
+        "\n".join(line.removeprefix("    ") for line in SCRIPT.splitlines())
+    )
     on_hosts["workload"] = {"task": "script", "command": "torchrun train.py {learning_rate}"}
     on_hosts["target"] = {"accuracy": 0.5}
     on_hosts["search"]["space"] = {"learning_rate": {"choices": [0.5, 2.0]}}
@@ -213,12 +272,20 @@ def test_torchrun_starts_a_scripts_ranks_on_each_host(
     done = run(ssh_hosts, write_study(on_hosts), tmp_path / "out")
     said, _ = done.communicate(timeout=300)
     assert done.returncode == 0, said
-    fine, failed = sorted(read(tmp_path / "out").records, key=lambda record: record.params.learning_rate)
-    assert (fine.state, fine.value, fine.evals[-1].other_qualities) == (TrialState.COMPLETE, 0.75, {"loss": 4.0})
+    fine, failed = sorted(
+        read(tmp_path / "out").records, key=lambda record: record.params.learning_rate
+    )
+    assert (fine.state, fine.value, fine.evals[-1].other_qualities) == (
+        TrialState.COMPLETE,
+        0.75,
+        {"loss": 4.0},
+    )
     assert {node.name for node in fine.nodes} == {"h1", "h2"}
     assert failed.state is TrialState.FAILED
     log = Path(failed.failure.log)
-    assert log.name == "log-1-h2.txt" and "no such rate" in log.read_text(), "of the machine whose rank failed"
+    assert log.name == "log-1-h2.txt" and "no such rate" in log.read_text(), (
+        "of the machine whose rank failed"
+    )
 
 
 @pytest.mark.slow
@@ -235,5 +302,7 @@ def test_a_host_that_cannot_be_reached_is_named(
     done = run(ssh_hosts, write_study(on_hosts), tmp_path / "out")
     said, _ = done.communicate(timeout=60)
     assert done.returncode == 2
-    assert "but another carbonopt command has the CPU of h1-" in said, "it is one machine by two names"
+    assert "but another carbonopt command has the CPU of h1-" in said, (
+        "it is one machine by two names"
+    )
     assert not agents(ssh_hosts)

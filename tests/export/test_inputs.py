@@ -1,4 +1,6 @@
-"""What the winner's training reads: named, recorded, looked for and checked, as inputs.json and inputs.py have it."""
+"""What the winner's training reads: named, recorded, looked for and checked, as inputs.json and
+inputs.py have it.
+"""
 
 import json
 import subprocess
@@ -10,16 +12,21 @@ import yaml
 from small_studies import study, trial
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.core.study import StudyData
 from carbonopt.export.winner import winner_files
-from carbonopt.study.inputs import input_files, with_sha256
+from carbonopt.spec.study_data import StudyData
+from carbonopt.study.input_files import input_files, with_sha256
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc", in FIPS 180-2
 
 
 def changed(**workload) -> dict:
     """The study's raw workload with these keys instead."""
-    return {"workload": {**study().config.workload.model_dump(mode="json", exclude_none=True), **workload}}
+    return {
+        "workload": {
+            **study().config.workload.model_dump(mode="json", exclude_none=True),
+            **workload,
+        }
+    }
 
 
 def noted(data: StudyData) -> StudyData:
@@ -63,7 +70,10 @@ def test_files_have_names_and_are_recorded_and_no_path_is_told(tmp_path):
         assert read["dataset"]["eval_files"] == ["data/a.txt"]
         assert read["model"]["name_or_path"] == "./data/my-model"
         assert read["tokenizer"]["name_or_path"] == "openai-community/gpt2"
-        assert f"#   data/a.txt: 3 bytes, sha256 {ABC}\n#   data/a-2.txt: 4 bytes, sha256 88d4266f" in written[name]
+        assert (
+            f"#   data/a.txt: 3 bytes, sha256 {ABC}\n#   data/a-2.txt: 4 bytes, sha256 88d4266f"
+            in written[name]
+        )
     assert yaml.safe_load(written["rerun.yaml"])["carbon"]["trace"] == "data/grid.csv"
     assert "#   data/grid.csv: size and sha256 not recorded\n" in written["rerun.yaml"]
     recorded = json.loads(written["inputs.json"])
@@ -82,14 +92,19 @@ def test_what_the_trials_read_is_recorded_not_what_lies_there_now(tmp_path):
     assert winner_of(data) == first
     text.unlink()
     assert winner_of(data) == first
-    assert json.loads(first["inputs.json"]) == {"data/a.txt": [{"path": "", "bytes": 3, "sha256": ABC}]}
+    assert json.loads(first["inputs.json"]) == {
+        "data/a.txt": [{"path": "", "bytes": 3, "sha256": ABC}]
+    }
 
 
-# ------------------------------------------------------------------------------------------------- inputs.py, as a user
+# -------------------------------------------------------------------------------------------------
+# inputs.py, as a user
 
 
-class Checked:
-    """A winner/ whose training reads a file and a model's folder; both lie where the study had them, not beside it."""
+class CheckedStudy:
+    """A winner/ whose training reads a file and a model's folder; both lie where the study had
+    them, not beside it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.data, self.winner = folder / "here it lies", folder / "winner"
@@ -97,7 +112,10 @@ class Checked:
         self.text, self.config = self.data / "a.txt", self.data / "model" / "config.json"
         self.text.write_bytes(b"abc")
         self.config.write_bytes(b"{}")
-        raw = changed(dataset={"train_files": [str(self.text)]}, model={"name_or_path": str(self.config.parent)})
+        raw = changed(
+            dataset={"train_files": [str(self.text)]},
+            model={"name_or_path": str(self.config.parent)},
+        )
         self.winner.mkdir()
         write(winner_of(noted(study(trial(0), raw=raw))), self.winner)
 
@@ -111,14 +129,15 @@ class Checked:
 
 
 @pytest.fixture
-def checked(tmp_path) -> Checked:
-    return Checked(tmp_path)
+def checked(tmp_path) -> CheckedStudy:
+    return CheckedStudy(tmp_path)
 
 
 def test_what_is_missing_is_one_sentence_each(checked):
     text, model = checked.complaints()
-    assert text == (
-        f"a.txt (3 bytes, sha256 {ABC}) is missing: it is not in {checked.winner}/data; put it at "
+    assert (
+        text == f"a.txt (3 bytes, sha256 {ABC}) is missing: it is not in {checked.winner}/data; put"
+        " it at "
         f"{checked.winner}/data/a.txt, or say which folder it lies in: ./run.sh --data FOLDER"
     )
     assert model.startswith("model (a folder of 1 file, 2 bytes; the sha256 of each is in ")
@@ -128,12 +147,19 @@ def test_what_is_missing_is_one_sentence_each(checked):
 def test_it_is_found_beside_the_script_and_in_a_given_folder(checked):
     assert checked.complaints("--data", str(checked.data)) == []
     assert checked.complaints("--data", checked.data.name, cwd=checked.data.parent) == []
-    assert checked.complaints("--data", ".", cwd=checked.winner, CALLED_FROM=str(checked.data)) == []
+    assert (
+        checked.complaints("--data", ".", cwd=checked.winner, CALLED_FROM=str(checked.data)) == []
+    )
     folder, text, _ = checked.complaints("--data", "x", cwd=checked.winner)
     assert folder == f"--data x: {checked.winner}/x does not exist"
-    assert f"is missing: it is neither in {checked.winner}/x nor in {checked.winner}/data; put it at" in text
+    assert (
+        f"is missing: it is neither in {checked.winner}/x nor in {checked.winner}/data; put it at"
+        in text
+    )
     assert checked.complaints("--data", str(checked.text))[0].endswith("a.txt is a file")
-    assert not any("--data x" in complaint for complaint in checked.complaints("--data", str(checked.winner)))
+    assert not any(
+        "--data x" in complaint for complaint in checked.complaints("--data", str(checked.winner))
+    )
     (checked.winner / "data").symlink_to(checked.data)
     assert checked.complaints() == [] == checked.complaints("--data", "/nowhere")
 
@@ -145,10 +171,16 @@ def test_what_is_another_file_is_said_and_can_be_used_all_the_same(checked):
     checked.text.write_bytes(b"abd")
     checked.config.write_bytes(b"{}\n")
     text, config = said()
-    assert text.startswith(f"{checked.text} is not the recorded file: its sha256 must be {ABC}, but is a52d159f")
-    assert config.startswith(f"{checked.config} is not the recorded file: it must have 2 bytes, but has 3; put the")
+    assert text.startswith(
+        f"{checked.text} is not the recorded file: its sha256 must be {ABC}, but is a52d159f"
+    )
+    assert config.startswith(
+        f"{checked.config} is not the recorded file: it must have 2 bytes, but has 3; put the"
+    )
     checked.config.unlink()
-    assert said()[1].startswith(f"{checked.config} (2 bytes, sha256 44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e83")
+    assert said()[1].startswith(
+        f"{checked.config} (2 bytes, sha256 44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e83"
+    )
     files = json.loads((checked.winner / "inputs.json").read_text())
     files |= {"data/a.txt": [], "data/model": []}
     (checked.winner / "inputs.json").write_text(json.dumps(files))
@@ -163,7 +195,9 @@ def test_weights_of_a_large_model_are_checked_by_the_pieces_that_were_noted(chec
         file.truncate(65 * 2**20)
     raw = changed(model={"name_or_path": str(checked.config.parent)})
     written = winner_of(noted(study(trial(0), raw=raw)))["inputs.json"]
-    assert [file["pieces"] for file in json.loads(written)["data/model"] if "pieces" in file] == [64]
+    assert [file["pieces"] for file in json.loads(written)["data/model"] if "pieces" in file] == [
+        64
+    ]
     (checked.winner / "inputs.json").write_text(written)
     assert checked.complaints("--data", str(checked.data)) == []
     with weights.open("r+b") as file:
@@ -172,7 +206,9 @@ def test_weights_of_a_large_model_are_checked_by_the_pieces_that_were_noted(chec
     assert complaint.startswith(f"{weights} is not the recorded file: its sha256 must be ")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[1]", '{"data/a.txt": [1]}', '{"data/a.txt": [{"path": ""}]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[1]", '{"data/a.txt": [1]}', '{"data/a.txt": [{"path": ""}]}']
+)
 def test_a_damaged_list_is_said_in_a_sentence(text, checked):
     (checked.winner / "inputs.json").write_text(text)
     (complaint,) = checked.complaints()
@@ -183,7 +219,8 @@ def test_an_empty_folder_name_is_refused(checked):
     assert checked.complaints("--data", "") == ["--data: the name of the folder is empty"]
 
 
-# --------------------------------------------------------------------------------------------------- run.sh, as a user
+# ---------------------------------------------------------------------------------------------------
+# run.sh, as a user
 
 
 class Called:
@@ -202,9 +239,13 @@ class Called:
         (tools / "accelerate").chmod(0o755)
         self.environment = {"PATH": f"{tools}:{Path(sys.executable).parent}:/usr/bin:/bin"}
 
-    def run(self, *arguments: str, script: str = "winner/run.sh") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, script: str = "winner/run.sh"
+    ) -> subprocess.CompletedProcess[str]:
         command = [self.winner.parent / script, *arguments]
-        return subprocess.run(command, cwd=self.winner.parent, env=self.environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=self.winner.parent, env=self.environment, capture_output=True, text=True
+        )
 
 
 @pytest.mark.parametrize("with_data", [True, False])
@@ -216,7 +257,9 @@ def test_run_script_helps_and_trains_nothing(with_data, wanted, tmp_path):
     assert "accelerate" not in done.stdout and "launch" not in done.stdout
 
 
-@pytest.mark.parametrize("given", [["--data"], ["--date", "."], ["."], ["--data", ".", "x"], ["x", "--help"], [""]])
+@pytest.mark.parametrize(
+    "given", [["--data"], ["--date", "."], ["."], ["--data", ".", "x"], ["x", "--help"], [""]]
+)
 @pytest.mark.parametrize("with_data", [True, False])
 def test_run_script_refuses_what_it_does_not_know(given, with_data, tmp_path):
     done = Called(tmp_path, with_data=with_data).run(*given)
@@ -242,4 +285,7 @@ def test_run_script_is_found_through_a_link_and_takes_both_spellings(tmp_path):
             str(called.winner), "launch", "--config_file", "accelerate.yaml", "train.py", *given
         ]  # fmt: skip
     missing = called.run(script="bin/train")
-    assert missing.returncode == 1 and "say which folder it lies in: ./run.sh --data FOLDER" in missing.stderr
+    assert (
+        missing.returncode == 1
+        and "say which folder it lies in: ./run.sh --data FOLDER" in missing.stderr
+    )

@@ -1,10 +1,11 @@
 """A stand-in for NVML on a machine without GPUs; put this folder on PYTHONPATH.
 
-STAND_IN_GPUS is a JSON list, one entry a GPU: a steady power in watts (0: a dead counter), or the name of a recording
-in tests/recorded/, whose counter is played back from the moment this module is imported: it ticks as the real one did.
+STAND_IN_GPUS is a JSON list, one entry a GPU: a steady power in watts (0: a dead counter), or the
+name of a recording in tests/recorded/, whose counter is played back from the moment this module is
+imported: it ticks as the real one did.
 
-STAND_IN_MEMORY names a file with a line "GPU GiB process" for each process that holds memory. As with a real driver,
-it is free when the process is gone.
+STAND_IN_MEMORY names a file with a line "GPU GiB process" for each process that holds memory. As
+with a real driver, it is free when the process is gone.
 """
 
 import bisect
@@ -95,7 +96,11 @@ def nvmlSystemGetDriverVersion() -> str:
 
 
 def nvmlDeviceGetMemoryInfo(handle: int, version: int | None = None) -> SimpleNamespace:
-    used = sum(int(float(gib) * 2**30) for gpu, gib, process in _holders() if int(gpu) == handle and _lives(process))
+    used = sum(
+        int(float(gib) * 2**30)
+        for gpu, gib, process in _holders()
+        if int(gpu) == handle and _lives(process)
+    )
     return SimpleNamespace(total=2**37, free=2**37 - used, used=used)
 
 

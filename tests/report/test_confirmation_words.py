@@ -1,4 +1,6 @@
-"""What a report says of repeats with other seeds: what was set aside, how each stands, and what the repeats cost."""
+"""What a report says of repeats with other seeds: what was set aside, how each stands, and what the
+repeats cost.
+"""
 
 import math
 import re
@@ -11,9 +13,9 @@ from documents import caveats_of, markdown_of, texts_of
 from carbonopt.analysis.confidence import Evidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.report.build import write_report
-from carbonopt.report.sections.confirmation import section
+from carbonopt.report.sections.confirmation_section import section
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.writing import write_report
 
 
 def test_what_was_set_aside_is_said_of_a_winner_that_ran_once_too(tmp_path: Path) -> None:
@@ -29,7 +31,8 @@ def test_what_was_set_aside_is_said_of_a_winner_that_ran_once_too(tmp_path: Path
     assert "single_run" in caveats and "not_confirmed" not in caveats
     shown = texts_of(section(StudyView(data)), "considered")
     assert [row[:2] for row in shown[1:]] == [
-        [str(rejected.trial), "cheaper, but its mean misses the target"] for rejected in rec.rejected
+        [str(rejected.trial), "cheaper, but its mean misses the target"]
+        for rejected in rec.rejected
     ]
 
 
@@ -39,8 +42,11 @@ def test_one_whose_other_seed_diverged_is_set_aside_for_that(tmp_path: Path) -> 
     assert [row[1] for row in shown] == ["recommended", "failed with another seed"]
 
 
+@pytest.mark.slow
 def test_the_repeats_cost_is_said_beside_the_studys(tmp_path: Path) -> None:
-    """6 repeats of 2 × (100 + 200 + 300) J and an evaluation of 1 J each; 1,050 J and 5 J before them."""
+    """6 repeats of 2 × (100 + 200 + 300) J and an evaluation of 1 J each; 1,050 J and 5 J before
+    them.
+    """
     data = Replayed(tmp_path, *CLEAR).run()
     rec = recommend(data)
     assert rec.repeats == 6
@@ -49,7 +55,10 @@ def test_the_repeats_cost_is_said_beside_the_studys(tmp_path: Path) -> None:
     assert rec.study_energy_kwh == pytest.approx((1206 + 1055) / 3.6e6)
     write_report(data, tmp_path / "report")
     page = (tmp_path / "report/report.md").read_text()
-    assert "**0.314 g CO2e** (2.26 kJ, 5 trials and 6 repeats; the repeats: 0.168 g CO2e of it)" in page
+    assert (
+        "**0.314 g CO2e** (2.26 kJ, 5 trials and 6 repeats; the repeats: 0.168 g CO2e of it)"
+        in page
+    )
     assert "Of 5 trials and 6 repeats with carbonopt" in page.partition("## For a paper")[2]
     statement = (tmp_path / "report/paper/statement.tex").read_text().replace("~", " ")
     assert "5 trials and 6 repeats" in statement and "1.21 kJ, or 0.168 g CO" in statement
@@ -63,9 +72,16 @@ def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
     )
     data = Replayed(tmp_path, *table).run()
     page = markdown_of(data)
-    said = re.findall(r"^\| [^|]* \| [23] \| 0, 1(?:, 2)? \|[^|]*\|[^|]*\| ([^|]*) \| ([^|]*) \|", page, re.MULTILINE)
+    said = re.findall(
+        r"^\| [^|]* \| [23] \| 0, 1(?:, 2)? \|[^|]*\|[^|]*\| ([^|]*) \| ([^|]*) \|",
+        page,
+        re.MULTILINE,
+    )
     evidence = Evidence.of(data, data.config.target.at())
-    by_batch = sorted(evidence.configurations, key=lambda configuration: configuration.first.params.global_batch_size)
+    by_batch = sorted(
+        evidence.configurations,
+        key=lambda configuration: configuration.first.params.global_batch_size,
+    )
     bounds = [evidence.confidence(configuration).value_bound for configuration in by_batch]
     standings = ["refuted", "in doubt", "confirmed"]
     assert sorted(said) == sorted(zip(map(PERPLEXITY.text, bounds), standings, strict=True))

@@ -1,4 +1,6 @@
-"""What other work on the machine did to the trials is said, first of all where the saving rests on it."""
+"""What other work on the machine did to the trials is said, first of all where the saving rests on
+it.
+"""
 
 import json
 from pathlib import Path
@@ -8,12 +10,14 @@ import typer
 from small_studies import study, trial
 
 from carbonopt.analysis.recommend import recommend
-from carbonopt.cli import app as cli
-from carbonopt.cli.app import _print_recommendation
-from carbonopt.report.build import write_report
+from carbonopt.cli import recommend_command as cli
+from carbonopt.cli.answers import print_recommendation
+from carbonopt.core.states import CPU_CONTENTION_FROM
 from carbonopt.report.document import Caveat, Level
-from carbonopt.report.sections.contention import CONTENDED, caveats
+from carbonopt.report.sections.contention_section import caveats
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.writing import write_report
+from carbonopt.spec.study_data import Provenance, SessionLedger
 
 SAVING, PRUNED = "cpu_contention_saving", "cpu_contention_pruned"
 
@@ -21,12 +25,14 @@ SAVING, PRUNED = "cpu_contention_saving", "cpu_contention_pruned"
 def said(*waits: float | None) -> list[Caveat]:
     """Of trial 0, the baseline, trial 1, the cheapest, and trial 2."""
     runs = ((4e-3, 4.5), (1e-3, 5.0), (2e-3, 5.0))
-    data = study(*(trial(number, *runs[number], cpu_wait_fraction=wait) for number, wait in enumerate(waits)))
+    data = study(
+        *(trial(number, *runs[number], cpu_wait_fraction=wait) for number, wait in enumerate(waits))
+    )
     assert recommend(data).trial == 1
     return list(caveats(StudyView(data)))
 
 
-@pytest.mark.parametrize("waits", [(None, None, None), (0.03, 0.04, CONTENDED - 0.01)])
+@pytest.mark.parametrize("waits", [(None, None, None), (0.03, 0.04, CPU_CONTENTION_FROM - 0.01)])
 def test_nothing_where_none_waited(waits) -> None:
     assert said(*waits) == []
 
@@ -56,18 +62,25 @@ def test_what_the_cap_stopped_while_it_waited_may_be_cheaper() -> None:
             trial(number, 1.1e-3, state="pruned", stop_reason="cap", cpu_wait_fraction=wait)
             for number, wait in ((2, 0.03), *((number, 0.4) for number in stopped))
         ]
-        data = study(trial(0, 4e-3, cpu_wait_fraction=0.03), trial(1, 1e-3, cpu_wait_fraction=0.04), *capped)
+        data = study(
+            trial(0, 4e-3, cpu_wait_fraction=0.03), trial(1, 1e-3, cpu_wait_fraction=0.04), *capped
+        )
         return list(caveats(StudyView(data)))
 
     assert stopped_caveats() == []
     _, pruned = stopped_caveats(3)
     assert (pruned.key, pruned.level, pruned.numbers) == (PRUNED, Level.CRITICAL, {"trials": [3]})
     _, pruned = stopped_caveats(3, 4, 5, 6, 7, 8, 9)
-    assert pruned.numbers == {"trials": [3, 4, 5, 6, 7, 8, 9]} and "3, 4, 5, 6, 7 and 2 more" in pruned.text
+    assert (
+        pruned.numbers == {"trials": [3, 4, 5, 6, 7, 8, 9]}
+        and "3, 4, 5, 6, 7 and 2 more" in pruned.text
+    )
 
 
 def test_a_repeat_of_what_is_compared_counts() -> None:
-    again = trial(2, 1e-3, repeat_of=1, seed=4, cpu_wait_fraction=0.5, params={"learning_rate": 2e-3})
+    again = trial(
+        2, 1e-3, repeat_of=1, seed=4, cpu_wait_fraction=0.5, params={"learning_rate": 2e-3}
+    )
     (caveat,) = caveats(StudyView(study(trial(0, 4e-3, 4.5), trial(1, 1e-3), again)))
     assert (caveat.key, caveat.numbers["trial"]) == (SAVING, 2)
 
@@ -75,22 +88,43 @@ def test_a_repeat_of_what_is_compared_counts() -> None:
 def test_a_caveat_has_the_same_words_everywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 ) -> None:
-    """On the page, in the Markdown, in the paper, in the model card, in the terminal and in what scripts read."""
+    """On the page, in the Markdown, in the paper, in the model card, in the terminal and in what
+    scripts read.
+    """
     for wait, doubtful in ((0.04, False), (0.5, True)):
         data = study(trial(0, 4e-3, 4.5), trial(1, 1e-3, cpu_wait_fraction=wait))
         write_report(data, tmp_path)
         report = json.loads((tmp_path / "data" / "report.json").read_text())["document"]["caveats"]
         keys = [caveat["key"] for caveat in report]
         assert (SAVING in keys) is doubtful and (not doubtful or keys[0] == SAVING)
-        words = "the saving can't be trusted. Run the study again where nothing else runs."
-        for name in ("index.html", "report.md", "paper/methods.tex", "paper/statement.tex", "winner/model_card.md"):
-            text = " ".join((tmp_path / name).read_text().replace("&#39;", "'").replace("{}", "").split())
-            assert (words in text) is doubtful, name
-        assert _print_recommendation(data)
+        fact, advice = (
+            "the saving can't be trusted.",
+            "Run the study again where nothing else runs.",
+        )
+        words = f"{fact} {advice}"
+        for name in (
+            "index.html",
+            "report.md",
+            "paper/methods.tex",
+            "paper/statement.tex",
+            "winner/model_card.md",
+        ):
+            text = " ".join(
+                (tmp_path / name).read_text().replace("&#39;", "'").replace("{}", "").split()
+            )
+            is_paper = name.startswith(
+                "paper/"
+            )  # which states facts and tells its reader to do nothing
+            assert ((fact if is_paper else words) in text) is doubtful, name
+            assert not (is_paper and advice in text), name
+        assert print_recommendation(data)
         assert (words in capsys.readouterr().out) is doubtful
 
-        monkeypatch.setattr(cli, "_read", lambda *arguments, data=data: (None, data))
-        for target, trusted in ((None, not doubtful), (4.6, True)):  # for 4.6 the baseline is the answer
+        monkeypatch.setattr(cli, "read_study_folder", lambda *arguments, data=data: (None, data))
+        for target, trusted in (
+            (None, not doubtful),
+            (4.6, True),
+        ):  # for 4.6 the baseline is the answer
             with pytest.raises(typer.Exit):
                 cli.recommend(tmp_path, target=target, as_json=True)
             answer = json.loads(capsys.readouterr().out)
@@ -99,3 +133,25 @@ def test_a_caveat_has_the_same_words_everywhere(
             assert (SAVING not in caveats_by_key) is trusted
             if target is None:
                 assert answer["caveats"] == report
+
+
+def test_of_what_is_charged_by_cpu_time_waiting_is_no_doubt() -> None:
+    """Without a GPU, which draws power while it waits, and in studies that know what other work
+    used.
+    """
+    runs = trial(0, 4e-3, 4.5), trial(1, 1e-3, cpu_wait_fraction=0.5)
+    capped = trial(2, 1.1e-3, state="pruned", stop_reason="cap", cpu_wait_fraction=0.6)
+    of_the_cpu = study().provenance.model_copy(
+        update={"energy_source": {"cpu": "modelled", "ram": "modelled"}}
+    )
+    told, untold = (
+        SessionLedger(started_at="2026-01-01T00:00:00Z", other_kwh=other) for other in (1e-5, None)
+    )
+
+    def keys(session: SessionLedger, provenance: Provenance) -> list[str]:
+        data = study(*runs, capped, sessions=(session,), provenance=provenance)
+        return [caveat.key for caveat in caveats(StudyView(data))]
+
+    assert keys(told, of_the_cpu) == ["cpu_contention_charged"]
+    for session, provenance in ((untold, of_the_cpu), (told, study().provenance)):
+        assert keys(session, provenance) == [SAVING, PRUNED]

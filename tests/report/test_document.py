@@ -40,7 +40,10 @@ def made(count: int = 5) -> Document:
         ],
         long=True,
         filter=RowFilter(
-            label="Kind", groups=("a", "b", "a"), values_label="reaches", values=tuple(row[1] for row in TREES)
+            label="Kind",
+            groups=("a", "b", "a"),
+            values_label="reaches",
+            values=tuple(row[1] for row in TREES),
         ),
         paper="trees",
     )
@@ -49,15 +52,29 @@ def made(count: int = 5) -> Document:
         Step(begins=40.25, alone=False, number="40.25", label="21.5 to 40.25", text="The fir."),
         Step(begins=21.5, alone=False, number="21.5", label="to 21.5", text="The oak."),
     )
-    slider = Steps(label="At least", steps=steps, own=20.0, chosen=2, lowest=0.0, rising=False, refusal="0 or more.")
-    blocks = (Paragraph(text="Some are *tall*."), slider, trees, Code(title="Raw", text="```", language="txt"))
+    slider = Steps(
+        label="At least",
+        steps=steps,
+        own=20.0,
+        chosen=2,
+        lowest=0.0,
+        rising=False,
+        refusal="0 or more.",
+    )
+    blocks = (
+        Paragraph(text="Some are *tall*."),
+        slider,
+        trees,
+        Code(title="Raw", text="```", language="txt"),
+    )
     return Document(
         name="forest",
         headline="Fir",
         details=("one line",),
         tiles=(Tile(label="Tallest", text="40.3", note="of 3"),),
         caveats=tuple(
-            Caveat(key=f"k{number}", level=Level.NOTE, text=f"Beware {number}.", numbers={}) for number in range(count)
+            Caveat(key=f"k{number}", level=Level.NOTE, text=f"Beware {number}.", numbers={})
+            for number in range(count)
         ),
         sections=(Section(key="trees-section", title="Trees", blocks=blocks),),
     )
@@ -65,7 +82,10 @@ def made(count: int = 5) -> Document:
 
 def test_a_table_sorts_and_marks_as_its_columns_say() -> None:
     (trees,) = made().tables()
-    assert isinstance(trees, Table) and [column.label for column in trees.columns] == ["Name", "Height"]
+    assert isinstance(trees, Table) and [column.label for column in trees.columns] == [
+        "Name",
+        "Height",
+    ]
     assert [[cell.text for cell in row] for row in trees.rows] == [
         ["oak", "21.5"],
         ["ash", "–"],
@@ -77,14 +97,31 @@ def test_a_table_sorts_and_marks_as_its_columns_say() -> None:
 
 def test_each_format_escapes_and_shows_three_caveats_before_the_others() -> None:
     document = made()
-    page, text, tex = html.render(document), markdown.render(document, {}), latex.tables(document)["trees"]
+    page, text, tex = (
+        html.render(document),
+        markdown.render(document, {}),
+        latex.tables(document)["trees"],
+    )
     assert "<b>fir" not in page and "<b>fir" not in text and r"<b>fir<\slash" not in tex
     assert r"Some are \*tall\*." in text and "````txt\n```\n````" in text
-    assert text.index("Beware 2.") < text.index("## Trees") < text.index("## More caveats") < text.index("Beware 3.")
+    assert (
+        text.index("Beware 2.")
+        < text.index("## Trees")
+        < text.index("## More caveats")
+        < text.index("Beware 3.")
+    )
     assert page.index("Beware 2.") < page.index("All caveats: 2 more") < page.index("Beware 3.")
-    assert terminal.render(document).splitlines()[-1] == "  and 2 more caveats, in the report and in --json"
+    assert (
+        terminal.render(document).splitlines()[-1]
+        == "  and 2 more caveats, in the report and in --json"
+    )
     shown = json.loads(json.dumps(document.as_json()))
-    assert [block["kind"] for block in shown["sections"][0]["blocks"]] == ["paragraph", "steps", "table", "code"]
+    assert [block["kind"] for block in shown["sections"][0]["blocks"]] == [
+        "paragraph",
+        "steps",
+        "table",
+        "code",
+    ]
     assert len(shown["caveats"]) == 5 and shown["caveats"][0]["level"] == "note"
 
 

@@ -1,4 +1,6 @@
-"""What a report says of energy: by two readings, how sure it is, what it adds up to, and its price at other hours."""
+"""What a report says of energy: by two readings, how sure it is, what it adds up to, and its price
+at other hours.
+"""
 
 import math
 from typing import Any
@@ -8,13 +10,19 @@ from documents import caveats_of, document_of, markdown_of, numbers_of, rows_of,
 from small_studies import REPLAY, SAME, TRACE, gpu_study, on_gpu, pruned, study, trial
 
 from carbonopt.cli.display import LiveDisplay
-from carbonopt.core.format import difference_text, emissions_scale, energy_scale, spread_text, uncertainty_text
-from carbonopt.core.study import StudyData
+from carbonopt.core.format import (
+    difference_text,
+    emissions_scale,
+    energy_scale,
+    spread_text,
+    uncertainty_text,
+)
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.core.values import Spread
-from carbonopt.report.sections import energy
-from carbonopt.report.sections.citation import sentence
+from carbonopt.report.sections import energy_section
+from carbonopt.report.sections.citation_section import sentence
 from carbonopt.report.study_view import StudyView
+from carbonopt.spec.study_data import StudyData
 
 
 def shown_of(data: StudyData) -> dict[str, dict[str, Any]]:
@@ -24,7 +32,9 @@ def shown_of(data: StudyData) -> dict[str, dict[str, Any]]:
 
 def test_both_readings_their_difference_and_what_is_idle():
     shown = shown_of(gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.03, perplexity=4.0)))
-    training, total = (row for row in rows_of(shown["readings"]) if row["Phase"] in ("training", "sum"))
+    training, total = (
+        row for row in rows_of(shown["readings"]) if row["Phase"] in ("training", "sum")
+    )
     assert training == {
         "Phase": "training",
         "Counters (kJ)": "30.0",  # 10 + 20
@@ -46,18 +56,25 @@ def test_both_readings_their_difference_and_what_is_idle():
         "RAM modelled (kJ)": "0.900",
     }
     assert second["CodeCarbon differs by"] == "-3 %"
-    marked = [[cell["text"] for cell in row if cell.get("strong")] for row in shown["components"]["rows"]]
+    marked = [
+        [cell["text"] for cell in row if cell.get("strong")] for row in shown["components"]["rows"]
+    ]
     assert marked == [[], ["-3 %"]]
     data = gpu_study(on_gpu(0), on_gpu(1, 20e3, disagreement=-0.03, perplexity=4.0))
     assert numbers_of(data, "readings_disagree") == {"count": 1, "trial": 1, "difference": -0.03}
 
 
 def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why():
-    shown = shown_of(gpu_study(on_gpu(0, 2e3), on_gpu(1, 20e3, perplexity=4.0)))  # 3 kJ idle in each training
+    shown = shown_of(
+        gpu_study(on_gpu(0, 2e3), on_gpu(1, 20e3, perplexity=4.0))
+    )  # 3 kJ idle in each training
     assert [row["GPU net of idle (kJ)"] for row in rows_of(shown["components"])] == ["–", "17.0"]
     training = next(row for row in rows_of(shown["readings"]) if row["Phase"] == "training")
-    assert (training["Idle share"], training["Net of idle (kJ)"]) == ("27.3 %", "16.0")  # of both: 22 and 6 kJ
-    why = energy.NET_NOTE
+    assert (training["Idle share"], training["Net of idle (kJ)"]) == (
+        "27.3 %",
+        "16.0",
+    )  # of both: 22 and 6 kJ
+    why = energy_section.NET_NOTE
     assert why in shown["components"]["note"] and why not in shown["readings"]["note"]
 
     shown = shown_of(gpu_study(on_gpu(0, 2e3)))
@@ -67,7 +84,7 @@ def test_a_net_of_idle_that_can_not_be_is_not_known_and_says_why():
 
 
 def test_the_time_within_which_codecarbon_is_deaf_is_its_own(monkeypatch):
-    monkeypatch.setattr(energy, "FRESH_AFTER_S", 0.07)
+    monkeypatch.setattr(energy_section, "READINGS_APART_S", 0.07)
     assert "twice within 70 ms" in shown_of(gpu_study(on_gpu(0)))["readings"]["note"]
 
 
@@ -76,16 +93,22 @@ def test_closure_of_the_gpus_and_of_the_whole():
     shown = shown_of(data)
     assert [(row["Phase"], row["of it GPUs (kJ)"]) for row in rows_of(shown["by-phase"])] == [
         ("preparation, at each start of carbonopt run", "0"),
-        ("between trials", "0.300"),
+        ("between trials, and the study beside them", "0.300"),
         ("start-up of trials", "1.00"),
         ("training", "10.0"),
         ("evaluation", "0.500"),
         ("sum", "11.8"),
     ]
-    assert [row["The parts add up to"] for row in rows_of(shown["closure"])] == ["99.60 %", "100.00 %"]
+    assert [row["The parts add up to"] for row in rows_of(shown["closure"])] == [
+        "99.60 %",
+        "100.00 %",
+    ]
     assert not {"closure_gpus", "closure_whole"} & caveats_of(data).keys()
     caveats = caveats_of(gpu_study(on_gpu(0), outer=0.99))
-    assert caveats["closure_gpus"].numbers == {"fraction": pytest.approx(1 / 0.99)} and "closure_whole" not in caveats
+    assert (
+        caveats["closure_gpus"].numbers == {"fraction": pytest.approx(1 / 0.99)}
+        and "closure_whole" not in caveats
+    )
     assert "101.01 %" in caveats["closure_gpus"].text
     assert "closure" not in shown_of(study(trial(0)))
     assert "closure" not in shown_of(study(trial(0), raw=REPLAY))
@@ -101,18 +124,28 @@ def test_where_only_the_gpus_count_the_rest_is_shown_and_says_so():
     assert facts["PUE"] == "1 (given or the default, not measured)"
     assert facts["Idle power of GPU 0"].startswith("100.0 ± 0.7 W")
     assert "gpus_only" in caveats_of(gpu_study(on_gpu(0), raw={"carbon": carbon}))
-    assert [column["label"] for column in shown["by-phase"]["columns"]][1:3] == ["Energy (kJ)", "Emissions (g CO2e)"]
+    assert [column["label"] for column in shown["by-phase"]["columns"]][1:3] == [
+        "Energy (kJ)",
+        "Emissions (g CO2e)",
+    ]
 
 
 def test_a_repeated_configuration_shows_its_spread():
     again = on_gpu(1, 11e3, seed=4, perplexity=5.2, **SAME)
     shown = shown_of(gpu_study(on_gpu(0, **SAME), again, on_gpu(2, perplexity=9.0)))
     (row,) = rows_of(shown["repeats"])
-    assert (row["Trials"], row["n"], row["Seeds"], row["Perplexity"]) == ("0, 1", "2", "3, 4", "5.10 ± 0.14")
+    assert (row["Trials"], row["n"], row["Seeds"], row["Perplexity"]) == (
+        "0, 1",
+        "2",
+        "3, 4",
+        "5.10 ± 0.14",
+    )
     # 11 and 12 kJ × 230 g/kWh × 1.1: 0.773 and 0.843 g
     assert row["Emissions (g CO2e)"] == "0.81 ± 0.05"
     data = gpu_study(on_gpu(0, **SAME), again, on_gpu(2, perplexity=9.0))
-    assert "n = 2, 0.81 ± 0.05 g CO2e and 5.10 ± 0.14, mean ± standard deviation" in sentence(StudyView(data))
+    assert "n = 2, 0.81 ± 0.05 g CO2e and 5.10 ± 0.14, mean ± standard deviation" in sentence(
+        StudyView(data)
+    )
     assert not {"single_run", "single_runs", "one_seed"} & caveats_of(data).keys()
     data = study(trial(0, **SAME), trial(1, **SAME), trial(2, 1e-5, 5.5))
     caveats = caveats_of(data)
@@ -123,7 +156,9 @@ def test_a_repeated_configuration_shows_its_spread():
 def test_the_sentence_says_how_many_runs_and_on_what():
     two = study().provenance.hardware.model_copy(update={"gpus": ("H200", "H200")})
     data = study(trial(0), trial(1, 2e-3, 4.0))
-    data = data.model_copy(update={"provenance": data.provenance.model_copy(update={"hardware": two})})
+    data = data.model_copy(
+        update={"provenance": data.provenance.model_copy(update={"hardware": two})}
+    )
     text = sentence(StudyView(data))
     assert "2 trials with carbonopt on 2 × H200" in text and "(n = 1; the baseline: n = 1)" in text
     assert "that replay recorded runs" in sentence(StudyView(study(trial(0), raw=REPLAY)))
@@ -132,7 +167,10 @@ def test_the_sentence_says_how_many_runs_and_on_what():
 def test_tables_say_where_interrupted_attempts_are():
     again = {"attempt": 2, "earlier_attempts_energy_kwh": 1e-4, "earlier_attempts_gpu_kwh": 1e-4}
     shown = shown_of(gpu_study(on_gpu(0, **again)))
-    assert "with its earlier attempts" in shown["by-state"]["note"] and "not in it" in shown["by-component"]["note"]
+    assert (
+        "with its earlier attempts" in shown["by-state"]["note"]
+        and "not in it" in shown["by-component"]["note"]
+    )
     attempts, total = rows_of(shown["by-phase"])[-2:]
     assert (attempts["of it GPUs (kJ)"], total["of it GPUs (kJ)"]) == ("0.360", "12.2")
     shown = shown_of(gpu_study(on_gpu(0)))
@@ -151,7 +189,14 @@ def test_the_same_joules_at_other_hours():
         ("–", "0.900"),
         ("–", "0.391"),
     ]
-    assert [row["g CO2e/kWh"] for row in rows_of(shown["hours"])] == ["230", "250", "100", "400", "230", "100"]
+    assert [row["g CO2e/kWh"] for row in rows_of(shown["hours"])] == [
+        "230",
+        "250",
+        "100",
+        "400",
+        "230",
+        "100",
+    ]
     assert "from 2026-01-01 00:00 to 2026-01-01 02:00 (UTC)" in shown["hours"]["note"]
     facts = {row["What"]: row["Value"] for row in rows_of(shown["provenance"])}
     assert facts["Carbon trace"].startswith("grid.csv: 3 hours from 2026-01-01T00:00:00")
@@ -168,11 +213,25 @@ def test_without_a_trace_or_a_run_nothing_is_said_by_the_hour():
 @pytest.mark.parametrize(
     ("figure", "large", "small", "said", "of"),
     [
-        ("disagreement", 0.0312, 0.02, "CodeCarbon reads +3.1% against the GPUs' counters", "CodeCarbon"),
-        ("cpu_wait_fraction", 0.366, 0.04, "other work had the cores for 37% of its time", "cores"),
+        (
+            "disagreement",
+            0.0312,
+            0.02,
+            "CodeCarbon reads +3.1 % against the GPUs' counters",
+            "CodeCarbon",
+        ),
+        (
+            "cpu_wait_fraction",
+            0.366,
+            0.04,
+            "other work had the cores for 37 % of its time",
+            "cores",
+        ),
     ],
 )
-def test_the_display_says_where_readings_disagree_or_cores_were_shared(figure, large, small, said, of, capsys):
+def test_the_display_says_where_readings_disagree_or_cores_were_shared(
+    figure, large, small, said, of, capsys
+):
     display = LiveDisplay(study().config)
     display.trial_ended(on_gpu(0, **{figure: large}))
     display.trial_ended(on_gpu(1, **{figure: small}))
@@ -195,7 +254,10 @@ def test_without_a_terminal_one_line_says_that_preparation_began(capsys):
 def test_a_column_has_one_unit():
     joules = energy_scale(map(kwh_from_joules, (17_600, 4_990, 335, 0.0)))
     assert joules.label("Energy") == "Energy (kJ)"
-    texts = [joules.text(kwh_from_joules(energy_j)) for energy_j in (17_600, 4_990, 335, 9.96, 0.4, 0.0, -4_990)]
+    texts = [
+        joules.text(kwh_from_joules(energy_j))
+        for energy_j in (17_600, 4_990, 335, 9.96, 0.4, 0.0, -4_990)
+    ]
     assert texts == ["17.6", "4.99", "0.335", "0.010", "0.000", "0", "-4.99"]
     assert energy_scale([None, math.inf]).text(None) == "–"
     grams = emissions_scale([0.0172, 9.99e-6])
@@ -216,7 +278,9 @@ def test_digits_of_spread_difference_and_uncertainty():
     assert spread(1234.5, 67.0) == "1,234 ± 67"
     assert spread(4.346, 0.0) == "4.346 ± 0.000"
     assert spread(4.346, 1e-15) == "4.34600 ± 0.00000"
-    assert [difference_text(difference) for difference in (0.031, -0.0004, 8e-7, 0.0, 2.5, None)] == [
+    assert [
+        difference_text(difference) for difference in (0.031, -0.0004, 8e-7, 0.0, 2.5, None)
+    ] == [
         "+3.1 %",
         "-0.04 %",
         "+0 %",

@@ -1,4 +1,6 @@
-"""Kernels, compiled once and kept in a cache: which trials compiled them, and what the report says of those."""
+"""Kernels, compiled once and kept in a cache: which trials compiled them, and what the report says
+of those.
+"""
 
 import subprocess
 import sys
@@ -14,11 +16,13 @@ from carbonopt.analysis.footprint import footprint
 from carbonopt.core.trial import Energy, Kernels, Stage, StopReason, TrialRecord, TrialState
 from carbonopt.report.document import Caveat
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
 
 
-def compiling(number: int, first_s: float, batch: int = 16, done: int = 10, **changes) -> TrialRecord:
+def compiling(
+    number: int, first_s: float, batch: int = 16, done: int = 10, **changes
+) -> TrialRecord:
     """Its steps after the first take 0.1 s per 16 sequences, and 10 W."""
     step_s = 0.1 * batch / 16
     parts = {Stage.COMPILE: cost(first_s, 10 * first_s)}
@@ -32,7 +36,11 @@ def compiling(number: int, first_s: float, batch: int = 16, done: int = 10, **ch
 
 
 def stopped(number: int, first_s: float, **changes) -> TrialRecord:
-    values: dict[str, Any] = {"perplexity": None, "state": TrialState.PRUNED, "stop_reason": StopReason.CAP}
+    values: dict[str, Any] = {
+        "perplexity": None,
+        "state": TrialState.PRUNED,
+        "stop_reason": StopReason.CAP,
+    }
     return compiling(number, first_s, **{**values, **changes})
 
 
@@ -42,7 +50,11 @@ def stopped(number: int, first_s: float, **changes) -> TrialRecord:
         ({"torch_compile": True}, {}, True),
         ({"torch_compile": None}, {}, False),
         ({"torch_compile": None, "output_layer": "fused"}, {}, True),
-        ({"torch_compile": None, "output_layer": "fused"}, {"launch": {"kind": "local", "gpus": []}}, False),
+        (
+            {"torch_compile": None, "output_layer": "fused"},
+            {"launch": {"kind": "local", "gpus": []}},
+            False,
+        ),
         ({"torch_compile": None, "output_layer": "standard"}, {}, False),
         ({"torch_compile": None, "attention_implementation": "flex_attention"}, {}, True),
         ({"torch_compile": None}, {"arguments": {"torch_compile": True}}, True),
@@ -52,7 +64,10 @@ def stopped(number: int, first_s: float, **changes) -> TrialRecord:
 )
 def test_what_compiles(params: dict[str, Any], raw: dict[str, Any], told: bool, tmp_path):
     of_first = (Kernels.COMPILED, Kernels.LOADED) if told else (None, None)
-    records = [compiling(number, (22.0, 2.0)[number], params=params, kernels=of_first[number]) for number in (0, 1)]
+    records = [
+        compiling(number, (22.0, 2.0)[number], params=params, kernels=of_first[number])
+        for number in (0, 1)
+    ]
     arguments = raw.get("arguments", {})
     workload = {
         "model": {"from_config": {"model_type": "gpt2"}},
@@ -74,9 +89,13 @@ def test_the_report_says_which_trials_were_stopped_when_they_had_hardly_done_mor
         compiling(0, 1.0, params={"torch_compile": False}, done=40),
         stopped(1, 22.2, done=2, kernels=Kernels.COMPILED),
         stopped(2, 2.0, done=10, kernels=Kernels.LOADED),
-        stopped(3, 4.0, done=2, params={"torch_compile": False}),  # half of two steps' energy says nothing
+        stopped(
+            3, 4.0, done=2, params={"torch_compile": False}
+        ),  # half of two steps' energy says nothing
         stopped(4, 0.5, done=40),  # most of its energy is its other steps'
-        stopped(5, 9.0, done=1, params={"micro_batch_size_per_gpu": 4}, stop_reason=StopReason.TARGET),
+        stopped(
+            5, 9.0, done=1, params={"micro_batch_size_per_gpu": 4}, stop_reason=StopReason.TARGET
+        ),
         stopped(6, 9.0, done=2, stop_reason=StopReason.BUDGET),
         compiling(7, 20.0),
     )
@@ -94,7 +113,9 @@ NOT_COMPARED = "compiled_not_compared"
 
 
 def beside(*records: TrialRecord) -> dict[str, Caveat]:
-    return caveats_of(study(timed(0, 0, 100, **PLAIN), timed(1, 0, 110, **PLAIN), *records, prepared=PREPARED))
+    return caveats_of(
+        study(timed(0, 0, 100, **PLAIN), timed(1, 0, 110, **PLAIN), *records, prepared=PREPARED)
+    )
 
 
 def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_is_not_known_of_them():
@@ -103,7 +124,9 @@ def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_
     caveat = beside(timed(2, 400, 60, None, **cut), timed(3, 400, 70, None, **cut))[NOT_COMPARED]
     assert caveat.numbers == {"other": 2, "count": 2, "less": pytest.approx(0.4), "trial": 0}
     assert beside(timed(2, 400, 60, 7.0, **fast))[NOT_COMPARED].numbers["other"] == 2
-    assert NOT_COMPARED not in beside(timed(2, 400, 99.5, None, **cut), timed(3, 400, 140, 7.0, **fast))
+    assert NOT_COMPARED not in beside(
+        timed(2, 400, 99.5, None, **cut), timed(3, 400, 140, 7.0, **fast)
+    )
     assert NOT_COMPARED not in beside(timed(2, 400, 140, 7.0, **fast))
     assert NOT_COMPARED not in beside(timed(2, 0, 60, 7.0, **PLAIN))
     assert NOT_COMPARED not in beside(timed(2, 0, 60, None, **fast, state=TrialState.DIVERGED))
@@ -111,7 +134,9 @@ def test_what_compiled_trials_that_are_not_compared_would_cost_is_said_and_what_
 
 
 @pytest.mark.slow
-def test_a_probe_compiles_and_trials_find_the_kernels(tmp_path: Path, tiny_study, write_study, monkeypatch):
+def test_a_probe_compiles_and_trials_find_the_kernels(
+    tmp_path: Path, tiny_study, write_study, monkeypatch
+):
     """Both trials that compile find what their shape's probe has compiled; the others need none."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     tiny_study["search"] |= {
@@ -127,19 +152,32 @@ def test_a_probe_compiles_and_trials_find_the_kernels(tmp_path: Path, tiny_study
     tiny_study |= {"target": {"perplexity": 1e6}, "budget": {"trials": 4}}
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "carbonopt"]
-    subprocess.run([*command, "run", str(write_study(tiny_study)), "--out", str(folder)], check=True)
-    data = StudyStorage.of_folder(connect(storage_url(StudyPaths(folder), None)), StudyPaths(folder)).read()
+    subprocess.run(
+        [*command, "run", str(write_study(tiny_study)), "--out", str(folder)], check=True
+    )
+    data = StudyStorage.of_folder(
+        connect(storage_url(StudyPaths(folder), None)), StudyPaths(folder)
+    ).read()
     compiled = {record.kernels for record in data.records if record.params.torch_compile}
     assert compiled == {Kernels.LOADED}
     assert {record.kernels for record in data.records if not record.params.torch_compile} == {None}
     (probe,) = data.probes
-    assert (probe.kernels, probe.stop_reason, probe.params.torch_compile) == (Kernels.COMPILED, StopReason.PROBE, True)
-    assert (probe.steps_done, probe.step_kwh) == (1, None) and probe.first_step_excess_kwh is not None
+    assert (probe.kernels, probe.stop_reason, probe.params.torch_compile) == (
+        Kernels.COMPILED,
+        StopReason.PROBE,
+        True,
+    )
+    assert (probe.steps_done, probe.step_kwh) == (
+        1,
+        None,
+    ) and probe.first_step_excess_kwh is not None
     warm = [record.first_step_excess_kwh for record in data.records if record.kernels]
     assert probe.first_step_excess_kwh > 2 * max(excess for excess in warm if excess is not None)
     # Charged to the study and shown, and in no trial.
     spent = footprint(data)
-    assert spent.probes_kwh == pytest.approx(probe.spent_kwh) and spent.closure == pytest.approx(1, abs=0.005)
+    assert spent.probes_kwh == pytest.approx(probe.spent_kwh) and spent.closure == pytest.approx(
+        1, abs=0.005
+    )
     assert sum(spent.by_phase_kwh.values()) + spent.probes_kwh == pytest.approx(spent.energy_kwh)
     shown = rows_of(tables_of(document_of(data))["probes"])
     assert len(shown) == 1 and shown[0]["Kernels"] == "compiled"

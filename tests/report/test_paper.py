@@ -1,4 +1,6 @@
-"""The paper of small studies: it compiles with a real LaTeX, and its numbers are those of the facts."""
+"""The paper of small studies: it compiles with a real LaTeX, and its numbers are those of the
+facts.
+"""
 
 import functools
 import json
@@ -10,17 +12,28 @@ from typing import Any
 
 import pytest
 from paper_facts import INFLUENCE, NOT_KNOWN, batch_effect, returns
-from small_studies import HACKED, HONEST, REPLAY, gpu_study, on_gpu, probe, pruned, reward_study, study, trial
+from small_studies import (
+    HACKED,
+    HONEST,
+    REPLAY,
+    gpu_study,
+    on_gpu,
+    probe,
+    pruned,
+    reward_study,
+    study,
+    trial,
+)
 
 from carbonopt import __version__
-from carbonopt.core.study import Hardware, Intensity, StudyData
 from carbonopt.core.trial import TrialState
 from carbonopt.report.assemble import whole
 from carbonopt.report.document import Document
-from carbonopt.report.paper.files import paper_files
-from carbonopt.report.paper.text import bibliography, methods
+from carbonopt.report.paper.paper_files import paper_files
+from carbonopt.report.paper.paper_text import bibliography, methods
 from carbonopt.report.render.latex import _SHOWN, MOST_ROWS, escape, tables
 from carbonopt.report.study_view import StudyView
+from carbonopt.spec.study_data import Hardware, Intensity, StudyData
 
 needs_latex = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 NASTY = r"100%_&$#{}~^\ éß漢 --``''<<>>\input{x}$x^2$" + "a_very_long_name" * 4
@@ -33,9 +46,12 @@ NASTY_STUDY: dict[str, Any] = {
     "sequence_length": 64,
 }
 STUDIES: dict[str, StudyData] = {
-    "met": gpu_study(on_gpu(0, 20e3, perplexity=4.0), on_gpu(1), on_gpu(2, 5e3, perplexity=8.0), pruned(3)),
+    "met": gpu_study(
+        on_gpu(0, 20e3, perplexity=4.0), on_gpu(1), on_gpu(2, 5e3, perplexity=8.0), pruned(3)
+    ),
     "no trial feasible": study(
-        *(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1)), sessions=()
+        *(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1)),
+        sessions=(),
     ),
     "no trials": study(sessions=(), ended=None),
     "one trial": study(trial(0)),
@@ -48,11 +64,15 @@ STUDIES: dict[str, StudyData] = {
         raw={"confirm": {"seeds": 3, "runners_up": 2}},
     ),
     "identical trials": study(trial(0), trial(1), trial(2)),
-    "probes": study(trial(0), trial(1, 2e-3, 4.0), probes=(probe(0), probe(1, params={"zero_stage": 3}))),
+    "probes": study(
+        trial(0), trial(1, 2e-3, 4.0), probes=(probe(0), probe(1, params={"zero_stage": 3}))
+    ),
     "no GPU": study(
         trial(0),
         raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}},
-        provenance=study().provenance.model_copy(update={"energy_source": {"cpu": "modelled", "ram": "modelled"}}),
+        provenance=study().provenance.model_copy(
+            update={"energy_source": {"cpu": "modelled", "ram": "modelled"}}
+        ),
         sessions=(),
     ),
     "replay": study(trial(0), trial(1, 2e-3, 4.0), raw=REPLAY, sessions=(), ended=None),
@@ -69,7 +89,9 @@ def paper_of(name: str) -> tuple[dict[str, bytes], StudyView, Document]:
     if name == "nasty names":
         hardware = Hardware(cpu=NASTY, cpu_cores=8, ram_gib=64, gpus=(NASTY,))
         intensity = Intensity(g_co2e_per_kwh=230.0, source=NASTY, place=NASTY, year=2023)
-        provenance = data.provenance.model_copy(update={"hardware": hardware, "intensity": intensity})
+        provenance = data.provenance.model_copy(
+            update={"hardware": hardware, "intensity": intensity}
+        )
         data = data.model_copy(update={"provenance": provenance})
     made: dict[str, Any] = {"influence": NOT_KNOWN, "batch": None, "diminishing_returns": None}
     if name in WITH_ALL:
@@ -99,6 +121,7 @@ def check_fonts(pdf: Path) -> None:
 
 @needs_latex
 @pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.slow
 def test_the_document_compiles_without_a_complaint(tmp_path: Path, name: str) -> None:
     for file, content in paper_of(name)[0].items():
         (tmp_path / file).write_bytes(content)
@@ -121,8 +144,12 @@ def test_every_sign_that_stays_itself_has_a_glyph(tmp_path: Path) -> None:
     (tmp_path / "main.tex").write_text(rf"{preamble}\begin{{document}}{body}\end{{document}}")
     assert "Missing character" not in compiled(tmp_path)
     check_fonts(tmp_path / "main.pdf")
-    text = subprocess.run(["pdftotext", "main.pdf", "-"], cwd=tmp_path, capture_output=True, text=True).stdout
-    assert {chr(code) for code in range(33, 127)} - set("'`") <= set(text)  # an apostrophe is a curly one
+    text = subprocess.run(
+        ["pdftotext", "main.pdf", "-"], cwd=tmp_path, capture_output=True, text=True
+    ).stdout
+    assert {chr(code) for code in range(33, 127)} - set("'`") <= set(
+        text
+    )  # an apostrophe is a curly one
 
 
 def test_escaping() -> None:
@@ -144,7 +171,9 @@ def test_what_the_study_cant_show_has_no_file() -> None:
     every = set(paper_of("met")[0])
     for name in ("pareto", "batch", "influence", "effects", "returns", "energy"):
         assert {f"figure-{name}.pdf", f"figure-{name}.png"} <= every
-    assert {f"table-{name}.tex" for name in ("configuration", "pareto", "energy", "influence")} <= every
+    assert {
+        f"table-{name}.tex" for name in ("configuration", "pareto", "energy", "influence")
+    } <= every
 
 
 def test_the_same_study_gives_the_same_bytes() -> None:
@@ -152,29 +181,71 @@ def test_the_same_study_gives_the_same_bytes() -> None:
 
 
 def test_each_tex_says_what_becomes_of_edits() -> None:
-    texts = [content.decode() for name, content in paper_of("met")[0].items() if name.endswith(".tex")]
+    texts = [
+        content.decode() for name, content in paper_of("met")[0].items() if name.endswith(".tex")
+    ]
     assert len(texts) >= 7
     for text in texts:
-        assert text.startswith(f"% Generated by carbonopt {__version__}; copy the folder before editing")
+        assert text.startswith(
+            f"% Generated by carbonopt {__version__}; copy the folder before editing"
+        )
 
 
 SAYS = {
-    "no trial feasible": ("No configuration reached the target perplexity of 6", "did not fit in memory"),
+    "no trial feasible": (
+        "No configuration reached the target perplexity of 6",
+        "did not fit in memory",
+    ),
     "one trial": ("one run: its spread is not known", "nothing pays the search back"),
     "all pruned": ("No trial completed: without a baseline no saving is stated", "2 pruned"),
-    "three seeds": ("mean of 3 seeds", "run with 3 seeds each", "n = 3, ", "4 trials, 2 of them repeats"),
+    "three seeds": (
+        "mean of 3 seeds",
+        "run with 3 seeds each",
+        "n = 3, ",
+        "4 trials, 2 of them repeats",
+    ),
     "no GPU": ("No GPU is in these figures",),
-    "replay": ("Nothing was trained for this study", "Energy was not measured in this study", "not yet"),
-    "met": ("Modelled, not measured: the energy of CPU and RAM", "Measured: the energy of GPU", "No offset"),
+    "replay": (
+        "Nothing was trained for this study",
+        "Energy was not measured in this study",
+        "not yet",
+    ),
+    "met": (
+        "Modelled, not measured: the energy of CPU and RAM",
+        "Measured: the energy of GPU",
+        "No offset",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", SAYS)
 def test_the_text_says_what_the_study_cant_support(name: str) -> None:
     files = paper_of(name)[0]
-    text = " ".join((files["methods.tex"] + files["statement.tex"]).decode().replace("~", " ").split())
+    text = " ".join(
+        (files["methods.tex"] + files["statement.tex"]).decode().replace("~", " ").split()
+    )
     for said in SAYS[name]:
         assert said in text
+
+
+# Verbs in the imperative, which begin a sentence or follow a colon or semicolon.
+ORDER = re.compile(
+    r"(?:^|[.:;] )(allow|raise|run|read|train|lower|set|use|give|repeat)\b", re.IGNORECASE
+)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_paper_gives_its_reader_no_orders(name: str) -> None:
+    """A page's caveats end in what its reader can do; whoever reads a paper can't."""
+    files, _, document = paper_of(name)
+    for caveat in document.caveats:
+        assert caveat.text.startswith(caveat.finding.removesuffix(".")) and caveat.finding.endswith(
+            "."
+        )
+        assert not ORDER.search(caveat.finding), caveat.finding
+    for file in ("methods.tex", "statement.tex"):
+        for line in files[file].decode().splitlines():
+            assert line.startswith("%") or not ORDER.search(line), line
 
 
 @needs_latex
@@ -182,7 +253,9 @@ def test_the_statement_has_one_heading(tmp_path: Path) -> None:
     for file, content in paper_of("three seeds")[0].items():
         (tmp_path / file).write_bytes(content)
     compiled(tmp_path)
-    text = subprocess.run(["pdftotext", "main.pdf", "-"], cwd=tmp_path, capture_output=True, text=True).stdout
+    text = subprocess.run(
+        ["pdftotext", "main.pdf", "-"], cwd=tmp_path, capture_output=True, text=True
+    ).stdout
     assert text.count("Carbon statement") == 1
 
 
@@ -190,11 +263,22 @@ def test_what_is_used_is_cited() -> None:
     def keys(text: str, pattern: str) -> set[str]:
         return set(re.findall(pattern, text))
 
-    tpe = study(trial(0), raw={"search": {**study().config.search.model_dump(mode="json"), "sampler": "tpe"}})
+    tpe = study(
+        trial(0),
+        raw={"search": {**study().config.search.model_dump(mode="json"), "sampler": "tpe"}},
+    )
     text = methods(StudyView(tpe), whole(StudyView(tpe)))
-    entries, cited = keys(bibliography(tpe.config, learned=False), r"@\w+\{([^,]+),"), keys(text, r"\\cite\{([^}]+)\}")
+    entries, cited = (
+        keys(bibliography(tpe.config, learned=False), r"@\w+\{([^,]+),"),
+        keys(text, r"\\cite\{([^}]+)\}"),
+    )
     assert entries == cited
-    assert {"bergstra2011tpe", "akiba2019optuna", "rajbhandari2020zero", "courty2024codecarbon"} <= cited
+    assert {
+        "bergstra2011tpe",
+        "akiba2019optuna",
+        "rajbhandari2020zero",
+        "courty2024codecarbon",
+    } <= cited
     assert "python-docs" in cited
     assert {"karpathy2015unreasonable", "pedregosa2011scikit"} <= keys(
         paper_of("nasty names")[0]["methods.tex"].decode(), r"\\cite\{([^}]+)\}"
@@ -218,9 +302,16 @@ SCALES = (1.0, 100.0, 1e3, 1e6, 3.6e3, 3.6e6)  # percent; g, mg; kJ, J
 
 def shown_numbers(tex: str) -> set[str]:
     """All but those in commands: keys, labels, widths."""
-    plain = re.sub(r"\\(cite|label|input|includegraphics|setlength)(\[[^]]*\])?\{[^}]*\}(\{[^}]*\})?", "", tex)
-    plain = re.sub(r"CO\\textsubscript\{2\}e|U\+[0-9A-F]+|%.*$", "", re.sub(r"\\%", "", plain), flags=re.M)
-    return {number.rstrip(",") for number in NUMBER.findall(plain.replace("~", " ").replace(r"\allowbreak{}", ""))}
+    plain = re.sub(
+        r"\\(cite|label|input|includegraphics|setlength)(\[[^]]*\])?\{[^}]*\}(\{[^}]*\})?", "", tex
+    )
+    plain = re.sub(
+        r"CO\\textsubscript\{2\}e|U\+[0-9A-F]+|%.*$", "", re.sub(r"\\%", "", plain), flags=re.M
+    )
+    return {
+        number.rstrip(",")
+        for number in NUMBER.findall(plain.replace("~", " ").replace(r"\allowbreak{}", ""))
+    }
 
 
 def all_numbers(value: Any) -> set[float]:
@@ -228,21 +319,32 @@ def all_numbers(value: Any) -> set[float]:
         return {number for child in value.values() for number in all_numbers(child)}
     if isinstance(value, list):
         return {number for child in value for number in all_numbers(child)}
-    return {abs(float(value))} if isinstance(value, int | float) and not isinstance(value, bool) else set()
+    return (
+        {abs(float(value))}
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else set()
+    )
 
 
 def unfounded(tex: str, results: Any, texts: str, config: Any) -> set[str]:
-    """Numbers that neither a text of the document nor, rounded alike, a figure of the analyses or of the study file
-    has."""
+    """Numbers that neither a text of the document nor, rounded alike, a figure of the analyses or
+    of the study file has.
+    """
     texts_numbers = set(NUMBER.findall(texts))
     figures = all_numbers(results) | all_numbers(config)
 
     def is_figure(shown: str) -> bool:
         digits = len(re.sub(r"e.*|[.,]", "", shown).lstrip("0")) or 1
         value = float(shown.replace(",", ""))
-        return any(float(f"{figure * scale:.{digits - 1}e}") == value for figure in figures for scale in SCALES)
+        return any(
+            float(f"{figure * scale:.{digits - 1}e}") == value
+            for figure in figures
+            for scale in SCALES
+        )
 
-    return {shown for shown in shown_numbers(tex) if shown not in texts_numbers and not is_figure(shown)}
+    return {
+        shown for shown in shown_numbers(tex) if shown not in texts_numbers and not is_figure(shown)
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "nasty names"])

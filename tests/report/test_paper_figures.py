@@ -1,4 +1,6 @@
-"""The figures: as PDF one column wide, nothing too small, nothing over another, nothing cut; the same as SVG."""
+"""The figures: as PDF one column wide, nothing too small, nothing over another, nothing cut; the
+same as SVG.
+"""
 
 import html
 import re
@@ -11,23 +13,34 @@ from xml.etree import ElementTree
 
 import pytest
 from paper_facts import INFLUENCE, batch_effect, learned, returns
-from small_studies import HACKED, HONEST, beside, gpu_study, on_gpu, pruned, reward_study, rewarded, study, trial
+from small_studies import (
+    HACKED,
+    HONEST,
+    beside,
+    gpu_study,
+    on_gpu,
+    pruned,
+    reward_study,
+    rewarded,
+    study,
+    trial,
+)
 
 from carbonopt.analysis.batch import BatchEffect
 from carbonopt.analysis.comparison import DiminishingReturns
 from carbonopt.analysis.footprint import footprint
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.report import document
-from carbonopt.report.figures.batch import batch
-from carbonopt.report.figures.energy import energy
-from carbonopt.report.figures.influence import effects, importance
-from carbonopt.report.figures.pareto import pareto
-from carbonopt.report.figures.policy import policy
-from carbonopt.report.figures.returns import returns as run
+from carbonopt.report.figures.batch_figure import batch
+from carbonopt.report.figures.energy_figure import energy
+from carbonopt.report.figures.influence_figure import effects, importance
+from carbonopt.report.figures.pareto_figure import pareto
+from carbonopt.report.figures.policy_figure import policy
+from carbonopt.report.figures.returns_figure import returns as run
 from carbonopt.report.figures.style import WIDTH_IN
 from carbonopt.report.study_view import StudyView
+from carbonopt.spec.study_data import StudyData
 
 SMALLEST_PT = 6.5
 needs_poppler = pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs poppler-utils")
@@ -37,7 +50,14 @@ FULL = gpu_study(
     on_gpu(1, perplexity=5.0),
     on_gpu(2, 10.4e3, perplexity=5.2, repeat_of=1, seed=4, params={"learning_rate": 2e-3}),
     on_gpu(3, 9.6e3, perplexity=4.8, repeat_of=1, seed=5, params={"learning_rate": 2e-3}),
-    on_gpu(4, 5e3, perplexity=8.0, earlier_attempts_energy_kwh=1e-3, earlier_attempts_gpu_kwh=8e-4, attempt=2),
+    on_gpu(
+        4,
+        5e3,
+        perplexity=8.0,
+        earlier_attempts_energy_kwh=1e-3,
+        earlier_attempts_gpu_kwh=8e-4,
+        attempt=2,
+    ),
     on_gpu(5, 15e3, perplexity=7.0),
     pruned(6, 7.5),
     trial(7, 2e-3, None, state=TrialState.FAILED, evals=pruned(7, 6.5).evals),
@@ -58,7 +78,9 @@ def rewards(*records: TrialRecord) -> document.Figure | None:
 def batches(*sizes: int) -> BatchEffect:
     smallest_batch = batch_effect().batches[0]
     return BatchEffect(
-        batches=tuple(smallest_batch.model_copy(update={"global_batch_size": size}) for size in sizes),
+        batches=tuple(
+            smallest_batch.model_copy(update={"global_batch_size": size}) for size in sizes
+        ),
         least_energy=sizes[0],
         least_duration=sizes[0],
         least_memory=sizes[0],
@@ -66,7 +88,9 @@ def batches(*sizes: int) -> BatchEffect:
 
 
 def some_stopped() -> BatchEffect:
-    """No trial completed with the two largest batches, which have the least time and energy, or told its memory."""
+    """No trial completed with the two largest batches, which have the least time and energy, or
+    told its memory.
+    """
     effect = batch_effect()
     unfinished = {"only_stopped": True, "peak_memory_gib": None}
     first, *others = effect.batches[2:]
@@ -95,7 +119,9 @@ DRAWN: dict[str, document.Figure | None] = {
     "returns together": run(reached_together(), 6.0, QUALITY),
     "policy": rewards(HACKED, HONEST),
     "policy without gold": rewards(rewarded(0, (0.2, beside(None, 0.0)), (0.4, beside(None, 0.0)))),
-    "policy far away": rewards(*(rewarded(n, (0.1, beside(0.2, 4.0)), (0.6, beside(0.4, n * 1e3))) for n in (1, 2))),
+    "policy far away": rewards(
+        *(rewarded(n, (0.1, beside(0.2, 4.0)), (0.6, beside(0.4, n * 1e3))) for n in (1, 2))
+    ),
     "energy": energy(footprint(FULL)),
     "energy of GPUs": energy(footprint(gpu_study(on_gpu(0), on_gpu(1)))),
     "energy of a CPU": energy(footprint(study(trial(0)))),
@@ -109,10 +135,19 @@ def drawn(name: str) -> document.Figure:
 
 
 def words(pdf: Path) -> list[tuple[float, float, float, float, str]]:
-    """Each word's box in points (left, top, right, bottom) and the word; line by line, so that a space parts none."""
-    boxes = subprocess.run(["pdftotext", "-bbox", pdf, "-"], capture_output=True, text=True, check=True).stdout
-    matches = re.findall(r'<word xMin="([-\d.]+)" yMin="([-\d.]+)" xMax="([-\d.]+)" yMax="([-\d.]+)">(.*?)<', boxes)
-    return [(float(left), float(top), float(right), float(bottom), text) for left, top, right, bottom, text in matches]
+    """Each word's box in points (left, top, right, bottom) and the word; line by line, so that a
+    space parts none.
+    """
+    boxes = subprocess.run(
+        ["pdftotext", "-bbox", pdf, "-"], capture_output=True, text=True, check=True
+    ).stdout
+    matches = re.findall(
+        r'<word xMin="([-\d.]+)" yMin="([-\d.]+)" xMax="([-\d.]+)" yMax="([-\d.]+)">(.*?)<', boxes
+    )
+    return [
+        (float(left), float(top), float(right), float(bottom), text)
+        for left, top, right, bottom, text in matches
+    ]
 
 
 @needs_poppler
@@ -122,7 +157,9 @@ def test_texts_are_inside_large_enough_and_apart(tmp_path: Path, name: str) -> N
     sheet = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+)", content)
     assert sheet is not None and float(sheet[1]) == 72 * WIDTH_IN
     streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", content, re.DOTALL)
-    drawing = b"".join(zlib.decompressobj().decompress(stream) for stream in streams if stream[:1] == b"x")
+    drawing = b"".join(
+        zlib.decompressobj().decompress(stream) for stream in streams if stream[:1] == b"x"
+    )
     sizes = [float(size) for size in re.findall(rb"/F\d+ ([\d.]+) Tf", drawing)]
     assert sizes and min(sizes) >= SMALLEST_PT
     file = tmp_path / "figure.pdf"
@@ -134,12 +171,18 @@ def test_texts_are_inside_large_enough_and_apart(tmp_path: Path, name: str) -> N
     for box, other in combinations(boxes, 2):
         across = min(box[2], other[2]) - max(box[0], other[0])
         up = min(box[3], other[3]) - max(box[1], other[1])
-        assert across <= 0.5 or up <= 3.0, (box[4], other[4])  # a line's box has room above and below its letters
+        assert across <= 0.5 or up <= 3.0, (
+            box[4],
+            other[4],
+        )  # a line's box has room above and below its letters
 
 
 def texts(name: str) -> list[str]:
     """In the SVG, where text stays text."""
-    return [html.unescape(text) for text in re.findall(r"<text [^>]*>(.*?)</text>", drawn(name).svg, re.DOTALL)]
+    return [
+        html.unescape(text)
+        for text in re.findall(r"<text [^>]*>(.*?)</text>", drawn(name).svg, re.DOTALL)
+    ]
 
 
 def test_an_evaluation_of_several_milestones_has_one_mark_with_all_their_names() -> None:
@@ -150,9 +193,12 @@ def test_an_evaluation_of_several_milestones_has_one_mark_with_all_their_names()
 
 
 def test_batches_of_stopped_trials_are_hollow_and_one_value_is_no_panel() -> None:
-    assert "stopped trials only" not in texts("batch") and "stopped trials only" in texts("stopped batches")
+    assert "stopped trials only" not in texts("batch") and "stopped trials only" in texts(
+        "stopped batches"
+    )
     hollow = [
-        len(re.findall(r"<use [^>]*fill: var\(--paper\)", drawn(name).svg)) for name in ("batch", "stopped batches")
+        len(re.findall(r"<use [^>]*fill: var\(--paper\)", drawn(name).svg))
+        for name in ("batch", "stopped batches")
     ]
     assert hollow[0] == 0 and hollow[1] > 3
     assert {"Memory is known", "for batch 64 only"} <= set(texts("stopped batches"))
@@ -160,7 +206,9 @@ def test_batches_of_stopped_trials_are_hollow_and_one_value_is_no_panel() -> Non
 
 def test_a_bar_without_a_part_has_no_line_for_it() -> None:
     svg = drawn("energy of GPUs").svg
-    assert len(re.findall(r'style="fill: url\(#', svg)) == 2  # training's part of the CPU and the RAM, and its key
+    assert (
+        len(re.findall(r'style="fill: url\(#', svg)) == 2
+    )  # training's part of the CPU and the RAM, and its key
 
 
 def test_the_unit_has_a_lowered_two_and_stays_text() -> None:
@@ -172,20 +220,32 @@ def test_the_unit_has_a_lowered_two_and_stays_text() -> None:
 def test_the_page_has_the_same_figure_in_its_own_colours(name: str) -> None:
     svg = drawn(name).svg
     root = ElementTree.fromstring(svg)
-    assert root.tag.endswith("svg") and root.get("width") is None and root.get("viewBox", "").startswith("0 0 252 ")
+    assert (
+        root.tag.endswith("svg")
+        and root.get("width") is None
+        and root.get("viewBox", "").startswith("0 0 252 ")
+    )
     assert "currentColor" in svg and "#000000" not in svg and "<!--" not in svg
     named = re.findall(r"<(?!path|clipPath|pattern)\w+ id=", svg)
     assert named == []  # but for what is referred to
 
 
 def test_figures_have_names_of_their_own() -> None:
-    ids = [set(re.findall(r'id="([^"]+)"', drawn(name).svg)) for name in ("pareto", "batch", "returns", "energy")]
+    ids = [
+        set(re.findall(r'id="([^"]+)"', drawn(name).svg))
+        for name in ("pareto", "batch", "returns", "energy")
+    ]
     assert all(not figure_ids & other for figure_ids, other in combinations(ids, 2))
 
 
 def test_all_parameters_have_effects_and_those_that_matter_most_are_the_papers() -> None:
     first, second = effects(INFLUENCE, QUALITY)
-    assert (first.name, first.paper, second.name, second.paper) == ("effects", True, "effects-2", False)
+    assert (first.name, first.paper, second.name, second.paper) == (
+        "effects",
+        True,
+        "effects-2",
+        False,
+    )
     assert "weight decay" in second.alt and "weight decay" not in first.alt
 
 

@@ -7,11 +7,11 @@ from documents import rows_of, tables_of
 from pydantic_core import to_json
 from small_studies import trial
 
-from carbonopt.core.pipeline import PipelineData
-from carbonopt.core.study import StudyData
-from carbonopt.report.build import PIPELINE_NAMES, write_pipeline
 from carbonopt.report.document import Document
-from carbonopt.report.pipeline import PipelineView, page
+from carbonopt.report.pipeline_report import PipelineView, page
+from carbonopt.report.writing import PIPELINE_NAMES, write_pipeline
+from carbonopt.spec.pipeline_file import PipelineData
+from carbonopt.spec.study_data import StudyData
 
 
 def view_of(carry: int = 1, outer_kwh: float | None = None, **studies: StudyData) -> PipelineView:
@@ -34,38 +34,63 @@ def test_each_step_has_its_share_of_one_run():
     spent = rows_of(tables["spent"])
     assert [row["Study"] for row in spent][-1] == "sum" and spent[-1]["Trials"] == "5"
     assert "closure" not in tables and "paths" not in tables
-    assert {caveat.key for caveat in document.caveats} >= {"steps_run_once", "steps_frozen", "call_killed"}
+    assert {caveat.key for caveat in document.caveats} >= {
+        "steps_run_once",
+        "steps_frozen",
+        "call_killed",
+    }
 
 
 def test_whether_carrying_mattered_is_said():
     better = with_start(trial(0, 6e-3, 5.0), trial(1, 1e-3, 5.0))
-    section = next(s for s in page(view_of(2, sft=SFT, dpo=DPO, **{"dpo@sft-2": better})).sections if s.key == "paths")
+    section = next(
+        s
+        for s in page(view_of(2, sft=SFT, dpo=DPO, **{"dpo@sft-2": better})).sections
+        if s.key == "paths"
+    )
     assert section.blocks[0].text.startswith("It did: 25 % less CO2e")
     assert [
         row["÷ the least"]
-        for row in rows_of(shown(page(view_of(2, sft=SFT, dpo=DPO, **{"dpo@sft-2": better})))["paths"])
+        for row in rows_of(
+            shown(page(view_of(2, sft=SFT, dpo=DPO, **{"dpo@sft-2": better})))["paths"]
+        )
     ] == ["1.00", "1.33"]
-    section = next(s for s in page(view_of(2, sft=SFT, dpo=better, **{"dpo@sft-2": DPO})).sections if s.key == "paths")
-    assert section.blocks[0].text.startswith("It did not: ") and "2.50 times" in section.blocks[0].text
+    section = next(
+        s
+        for s in page(view_of(2, sft=SFT, dpo=better, **{"dpo@sft-2": DPO})).sections
+        if s.key == "paths"
+    )
+    assert (
+        section.blocks[0].text.startswith("It did not: ") and "2.50 times" in section.blocks[0].text
+    )
 
 
 def test_a_pipeline_that_met_no_target_says_where():
     missed = with_start(trial(0, perplexity=9.0))
     document = page(view_of(sft=SFT, dpo=missed))
     assert document.headline == "No run of all 2 steps: dpo met no target"
-    assert "recommended" not in shown(document) and rows_of(shown(document)["spent"])[-1]["Trials"] == "4"
+    assert (
+        "recommended" not in shown(document)
+        and rows_of(shown(document)["spent"])[-1]["Trials"] == "4"
+    )
 
 
 def test_parts_that_do_not_add_up_are_a_caveat(tmp_path):
     whole_kwh = SFT.spent_kwh() + DPO.spent_kwh() + 1e-4
-    assert "closure_whole" not in {caveat.key for caveat in page(view_of(1, whole_kwh, sft=SFT, dpo=DPO)).caveats}
+    assert "closure_whole" not in {
+        caveat.key for caveat in page(view_of(1, whole_kwh, sft=SFT, dpo=DPO)).caveats
+    }
     view = view_of(1, 1.01 * whole_kwh, sft=SFT, dpo=DPO)
     document = page(view)
     assert "closure_whole" in {caveat.key for caveat in document.caveats}
-    assert [row["The parts add up to"] for row in rows_of(shown(document)["closure"])] == ["99.01 %"]
+    assert [row["The parts add up to"] for row in rows_of(shown(document)["closure"])] == [
+        "99.01 %"
+    ]
     write_pipeline(view, document, tmp_path / "page")
     files = {
-        path.relative_to(tmp_path / "page").as_posix() for path in (tmp_path / "page").rglob("*") if path.is_file()
+        path.relative_to(tmp_path / "page").as_posix()
+        for path in (tmp_path / "page").rglob("*")
+        if path.is_file()
     }
     assert files == PIPELINE_NAMES
     assert json.loads((tmp_path / "page" / "data" / "pipeline.json").read_text())["met"] is True

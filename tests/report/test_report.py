@@ -1,4 +1,6 @@
-"""The report of small studies: nothing of the user's becomes markup, every odd study renders, the figures agree."""
+"""The report of small studies: nothing of the user's becomes markup, every odd study renders, the
+figures agree.
+"""
 
 import html
 import json
@@ -30,14 +32,15 @@ from small_studies import (
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.format import percent_text
-from carbonopt.core.memory import PROFILED, Activations, MemoryProfile, ModelMemory, Moment
-from carbonopt.core.study import Intensity, Provenance, StudyData
-from carbonopt.core.trial import Failure, Prediction, Prepared, StopReason, TrialState
-from carbonopt.report.build import write_report
+from carbonopt.core.trial import Failure, Prediction, StopReason, TrialState
 from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.render.markdown import escape
-from carbonopt.report.sections.memory import section
+from carbonopt.report.sections.memory_section import section
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.writing import write_report
+from carbonopt.spec.model_memory import PROFILED, Activations, MemoryProfile, ModelMemory, Moment
+from carbonopt.spec.study_data import Intensity, Provenance, StudyData
+from carbonopt.spec.trial_spec import Prepared
 
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} </script>"""
 
@@ -48,25 +51,41 @@ ODD_STUDIES = {
     "all pruned": study(pruned(0), pruned(1)),
     "target missed": study(trial(0, perplexity=7.0), pruned(1)),
     "nothing measured": study(
-        trial(0, perplexity=None, state=TrialState.FAILED, energy_kwh=None, emissions_kg_co2e=None, evals=())
+        trial(
+            0,
+            perplexity=None,
+            state=TrialState.FAILED,
+            energy_kwh=None,
+            emissions_kg_co2e=None,
+            evals=(),
+        )
     ),
     "zero emissions": study(trial(0, emissions_kg_co2e=0.0), trial(1, emissions_kg_co2e=0.0)),
-    "none fits": study(*(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1))),
+    "none fits": study(
+        *(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1))
+    ),
     "identical trials": study(trial(0), trial(1), trial(2)),
     "predictions": study(
-        trial(0, predictions=(Prediction(source="How many?", expected="SELECT 1.50", predicted=""),)), trial(1)
+        trial(
+            0, predictions=(Prediction(source="How many?", expected="SELECT 1.50", predicted=""),)
+        ),
+        trial(1),
     ),
     "probes": study(trial(0), trial(1, 2e-3, 4.0), probes=(probe(0), probe(1, **NO_STEPS))),
     "infinite perplexity": study(trial(0, perplexity=math.inf), trial(1), pruned(2, None)),
     "far apart": study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30)),
-    "as far apart as floats go": study(trial(0), trial(1, 2e-3, 1e300), trial(2, 1e-310, sys.float_info.max)),
+    "as far apart as floats go": study(
+        trial(0), trial(1, 2e-3, 1e300), trial(2, 1e-310, sys.float_info.max)
+    ),
     "replay": study(
         trial(0),
         trial(1, 2e-3, 4.0),
         provenance=Provenance(
             hardware=None,
             versions={},
-            intensity=Intensity(g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given", place="somewhere"),
+            intensity=Intensity(
+                g_co2e_per_kwh=INTENSITY_G_PER_KWH, source="given", place="somewhere"
+            ),
             energy_source={"gpu": "recorded"},
             study_file="",
         ),
@@ -79,10 +98,14 @@ ODD_STUDIES = {
     "no GPU energy in a phase": gpu_study(on_gpu(0, 0.0), outer=0.0),
     "repeated": gpu_study(on_gpu(0, **SAME), on_gpu(1, 11e3, seed=4, **SAME), trace=TRACE),
     "repeated without spread": study(trial(0, **SAME), trial(1, **SAME), trial(2, perplexity=1e30)),
-    "a trace of nothing": gpu_study(on_gpu(0), trace=TRACE.model_copy(update={"g_co2e_per_kwh": (None,)})),
+    "a trace of nothing": gpu_study(
+        on_gpu(0), trace=TRACE.model_copy(update={"g_co2e_per_kwh": (None,)})
+    ),
     "rewards": reward_study(HACKED, HONEST),
     "no GPU": study(
-        trial(0), raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}}, sessions=()
+        trial(0),
+        raw={"launch": {"kind": "local", "gpus": [], "cpu_ranks": 2}, "budget": {"hours": 1}},
+        sessions=(),
     ),
 }
 
@@ -100,7 +123,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.loads += [value for name, value in attrs if name in ("src", "href", "data", "action") and value]
+        self.loads += [
+            value for name, value in attrs if name in ("src", "href", "data", "action") and value
+        ]
         if tag == "script":
             self.scripts.append("")
 
@@ -113,7 +138,9 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def odd_report(tmp_path_factory):
-    """The folder of an odd study's report, by its name: written once, without a warning, and left as it is."""
+    """The folder of an odd study's report, by its name: written once, without a warning, and left
+    as it is.
+    """
 
     @cache
     def folder(kind: str) -> Path:
@@ -131,7 +158,9 @@ def test_odd_studies_render(kind, odd_report):
     headline = json.loads((folder / "data/report.json").read_text())["document"]["headline"]
     assert headline in page.text.replace("\N{NO-BREAK SPACE}", " ")
     for word in ("nan", "inf", "None"):
-        assert not re.search(rf"(?<![\w.]){re.escape(word)}(?!\w)", (folder / "report.md").read_text()), word
+        assert not re.search(
+            rf"(?<![\w.]){re.escape(word)}(?!\w)", (folder / "report.md").read_text()
+        ), word
     for figure in folder.glob("paper/figure-*"):
         assert figure.read_bytes().startswith(b"%PDF" if figure.suffix == ".pdf" else b"\x89PNG")
     assert ("paper/figure-pareto.png" in (folder / "report.md").read_text()) == bool(
@@ -148,11 +177,15 @@ def evil_study() -> StudyData:
 
 
 def test_user_text_stays_text_on_the_page(tmp_path):
-    plain = Page(write_report(study(trial(0), trial(1, 2e-3, 4.0)), tmp_path).read_text(encoding="utf-8"))
+    plain = Page(
+        write_report(study(trial(0), trial(1, 2e-3, 4.0)), tmp_path).read_text(encoding="utf-8")
+    )
     page = Page(write_report(evil_study(), tmp_path / "evil").read_text(encoding="utf-8"))
     assert plain.tags.count("script") == page.tags.count("script") == 3
     assert "a" not in page.tags and "a" not in plain.tags
-    assert page.text.count("<script>alert(1)</script>") >= 6  # name, state, end and a prediction's texts, as text
+    assert (
+        page.text.count("<script>alert(1)</script>") >= 6
+    )  # name, state, end and a prediction's texts, as text
     assert not any("alert(1)" in script for script in page.scripts[1:])
 
 
@@ -183,7 +216,11 @@ def test_markdown_escapes_what_could_be_markup(tmp_path):
 
 def prose_of(markdown: str) -> list[str]:
     """Headings and sentences as they read; tables, lists and the code block left out."""
-    blocks = [" ".join(block.split()) for block in markdown.split("\n\n") if not re.match(r"[|`!-]", block)]
+    blocks = [
+        " ".join(block.split())
+        for block in markdown.split("\n\n")
+        if not re.match(r"[|`!-]", block)
+    ]
     plain = (html.unescape(re.sub(r"\\(.)", r"\1", block)) for block in blocks)
     return [text.strip("*").lstrip("#> ").removesuffix(":") for text in plain]
 
@@ -204,7 +241,9 @@ def test_markdown_has_the_pages_parts_in_the_pages_order(kind, odd_report):
 def test_study_file_can_not_leave_its_code_block():
     data = evil_study()
     provenance = data.provenance.model_copy(update={"study_file": "name: x\n```\n# out\n````\n"})
-    block = markdown_of(data.model_copy(update={"provenance": provenance})).partition("The study file:")[2]
+    block = markdown_of(data.model_copy(update={"provenance": provenance})).partition(
+        "The study file:"
+    )[2]
     block = block.rpartition("## More caveats")[0].strip().splitlines()
     assert block[0] == "`````yaml" and block[-1] == "`````" and "# out" in block[1:-1]
 
@@ -231,7 +270,8 @@ def test_figures_of_the_answer(tmp_path):
     assert values["recommendation"]["trial"] == 0
     assert values["recommendation"]["saving_fraction"] == pytest.approx(0.5)
     tiles = {tile["label"]: tile["text"] for tile in values["document"]["tiles"]}
-    # 1e-3 + 2e-3 + 2e-4 training, 3 × 2e-4 beside it, 1e-5 in gaps: 3.81e-3 kWh; × 0.23 × 1.1 = 0.964 g
+    # 1e-3 + 2e-3 + 2e-4 training, 3 × 2e-4 beside it, 1e-5 in gaps: 3.81e-3 kWh; × 0.23 × 1.1 =
+    # 0.964 g
     assert tiles["Emissions of a run"] == "0.253 g CO2e"
     assert tiles["The study itself"] == "0.964 g CO2e"
     assert tiles["Saving on a run"] == "50 %"
@@ -241,8 +281,13 @@ def test_figures_of_the_answer(tmp_path):
 def test_caveats_name_what_applies():
     caveats = caveats_of(ODD_STUDIES["replay"])
     assert {"replay", "few_trials", "running", "single_run", "baseline_not_given"} <= caveats.keys()
-    assert caveats["few_trials"].numbers == {"completed": 2} and caveats["single_run"].numbers == {"candidates": 2}
-    assert not {"modelled_energy", "nothing_measured", "meter_setup", "own_optimizer_step"} & caveats.keys()
+    assert caveats["few_trials"].numbers == {"completed": 2} and caveats["single_run"].numbers == {
+        "candidates": 2
+    }
+    assert (
+        not {"modelled_energy", "nothing_measured", "meter_setup", "own_optimizer_step"}
+        & caveats.keys()
+    )
     assert "/somewhere" not in markdown_of(ODD_STUDIES["replay"])
     caveats = caveats_of(study(trial(0, perplexity=5.99), trial(1, 2e-3, 4.0)))
     assert caveats["modelled_energy"].numbers == {"components": "CPU"} and "replay" not in caveats
@@ -259,8 +304,12 @@ def test_what_was_stopped_for_the_own_target_may_be_better_at_another():
 
 
 def test_repeats_are_no_other_configurations():
-    repeats = [trial(number, repeat_of=0, seed=number, params={"learning_rate": 1e-3}) for number in (2, 3)]
-    assert numbers_of(study(trial(0), trial(1, 2e-3, 4.0), *repeats), "few_trials") == {"completed": 2}
+    repeats = [
+        trial(number, repeat_of=0, seed=number, params={"learning_rate": 1e-3}) for number in (2, 3)
+    ]
+    assert numbers_of(study(trial(0), trial(1, 2e-3, 4.0), *repeats), "few_trials") == {
+        "completed": 2
+    }
 
 
 def test_every_caveat_has_a_level_and_a_template_and_the_gravest_come_first():
@@ -280,18 +329,21 @@ def test_every_caveat_has_a_level_and_a_template_and_the_gravest_come_first():
         ({"zero_stage": 1, "precision": "bf16"}, {}, False),
     ],
 )
-def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(params, deepspeed, said, tmp_path):
+def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(
+    params, deepspeed, said, tmp_path
+):
     data = study(trial(0, params=params), trial(1, 2e-3, 4.0))
     workload = data.config.workload.model_copy(update={"deepspeed": deepspeed})
     data = data.model_copy(update={"config": data.config.model_copy(update={"workload": workload})})
     write_report(data, tmp_path)
     assert ("own_optimizer_step" in caveats_of(data)) is said
     assert (
-        "bf16 without ZeRO is carbonopt/train/fast_step.py's."
+        "bf16 without ZeRO is carbonopt/train/speed/fast_step.py's."
         in (tmp_path / "winner" / "training_args.yaml").read_text()
     ) is said
 
 
+@pytest.mark.slow
 def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):
     data = study(trial(0), trial(1, 2e-3, 4.0))
     write_report(data, tmp_path, winner_files={"ds_config.json": "{}"})
@@ -309,8 +361,12 @@ def test_frame_holds_complete_trials_and_target_and_says_who_is_outside(tmp_path
     plot = StudyView(data).plot
     assert all(plot.x.holds(point.emissions) for point in plot.points if point.trial in (0, 1))
     assert plot.y.holds(6.0) and plot.unit == "g CO2e"
-    assert [point.trial for point in plot.outside()] == [3]  # trial 2's evaluation is not a number: no point
-    assert [point.emissions for point in plot.of("front")] == sorted(point.emissions for point in plot.of("front"))
+    assert [point.trial for point in plot.outside()] == [
+        3
+    ]  # trial 2's evaluation is not a number: no point
+    assert [point.emissions for point in plot.of("front")] == sorted(
+        point.emissions for point in plot.of("front")
+    )
 
 
 PERCENTS = {
@@ -331,7 +387,14 @@ def test_percent(fraction, text):
 
 def test_a_repeat_of_the_recommendation_that_failed_is_said():
     failed = trial(
-        2, 1e-4, None, state=TrialState.FAILED, repeat_of=1, seed=4, evals=(), params={"learning_rate": 2e-3}
+        2,
+        1e-4,
+        None,
+        state=TrialState.FAILED,
+        repeat_of=1,
+        seed=4,
+        evals=(),
+        params={"learning_rate": 2e-3},
     )
     caveat = caveats_of(study(trial(0, 2e-3), trial(1), failed))["failed_replicates"]
     assert caveat.text.endswith("without a result: trial 2.")
@@ -339,7 +402,10 @@ def test_a_repeat_of_the_recommendation_that_failed_is_said():
 
 def test_measured_memory_stands_beside_the_estimate() -> None:
     numbers = {"precision": "bf16", "zero_stage": 2, "world_size": 2, "micro_batch_size_per_gpu": 8}
-    records = [trial(number, params=numbers, rank_peak_memory_gib=(1.5 + number, 1.25)) for number in (0, 1)]
+    records = [
+        trial(number, params=numbers, rank_peak_memory_gib=(1.5 + number, 1.25))
+        for number in (0, 1)
+    ]
     profile = MemoryProfile(
         settings=dict.fromkeys(PROFILED) | {"precision": "bf16"},
         parameters=2**28,
@@ -354,13 +420,21 @@ def test_measured_memory_stands_beside_the_estimate() -> None:
             ),
         ),
     )
-    memory = ModelMemory(profiles=(profile,), optimizer_bytes_per_parameter=8.0, optimizer_step_bytes_per_parameter=0.0)
-    prepared = Prepared(fingerprint="f", train_examples=9, eval_examples=9, versions={}, memory=memory)
+    memory = ModelMemory(
+        profiles=(profile,),
+        optimizer_bytes_per_parameter=8.0,
+        optimizer_step_bytes_per_parameter=0.0,
+    )
+    prepared = Prepared(
+        fingerprint="f", train_examples=9, eval_examples=9, versions={}, memory=memory
+    )
     data = study(*records, prepared=prepared, raw={"launch": {"kind": "local", "gpus": [0, 1]}})
     assert section(StudyView(study(*records))) is None
     (shown,) = section(StudyView(data)).blocks
     (row,) = shown.rows
-    cells = dict(zip((column.label for column in shown.columns), (cell.sort for cell in row), strict=True))
+    cells = dict(
+        zip((column.label for column in shown.columns), (cell.sort for cell in row), strict=True)
+    )
     assert cells["Trials"] == 2 and cells["Parameters"] == 0.5 and cells["Optimizer"] == 1.5
     assert cells["Measured, rank 0"] == 2.5 and cells["Measured, rank 1"] == 1.25
     assert cells["Estimated ÷ measured"] == cells["Estimated peak"] / 2.5

@@ -1,4 +1,6 @@
-"""The report of studies that search a training script of the user's own: own dimensions, own qualities."""
+"""The report of studies that search a training script of the user's own: own dimensions, own
+qualities.
+"""
 
 import csv
 import io
@@ -18,14 +20,15 @@ from small_studies import BLEU, WER, evaluation, script_run, script_study, study
 
 from carbonopt.core.format import number_from
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import Durations, EvalPoint, TrialRecord, TrialState
-from carbonopt.report.build import write_report
-from carbonopt.report.data import TRIALS_PARQUET, data_files
+from carbonopt.report.data_files import TRIALS_PARQUET, data_files
 from carbonopt.report.document import Level
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.writing import write_report
+from carbonopt.spec.study_data import StudyData
 
-# ------------------------------------------------------------------------------------------------ own qualities
+# ------------------------------------------------------------------------------------------------
+# own qualities
 
 
 @pytest.mark.parametrize(
@@ -40,22 +43,36 @@ from carbonopt.report.study_view import StudyView
         (math.inf, -math.inf, "0"),
     ],
 )
-def test_a_number_of_a_range_without_a_begin_lies_in_it(begin: float, end: float, number: str) -> None:
+def test_a_number_of_a_range_without_a_begin_lies_in_it(
+    begin: float, end: float, number: str
+) -> None:
     assert number_from(begin, end) == number
     assert min(begin, end) < float(number) < max(begin, end)
 
 
 OWN_QUALITIES = {
-    "rising": (BLEU, {"quality": "bleu", "at_least": 20}, {"26": None, "24": 0, "21": 1, "-1e12": 1}),
-    "falling": (WER, {"quality": "wer", "at_most": 24}, {"20": None, "-5": None, "21.5": 0, "1e12": 1}),
+    "rising": (
+        BLEU,
+        {"quality": "bleu", "at_least": 20},
+        {"26": None, "24": 0, "21": 1, "-1e12": 1},
+    ),
+    "falling": (
+        WER,
+        {"quality": "wer", "at_most": 24},
+        {"20": None, "-5": None, "21.5": 0, "1e12": 1},
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", OWN_QUALITIES)
+@pytest.mark.slow
 def test_the_slider_of_a_quality_without_bounds(kind: str, tmp_path: Path) -> None:
     quality, target, answers = OWN_QUALITIES[kind]
     values = (25.0, 21.0) if quality.direction == "maximize" else (21.0, 25.0)
-    good, cheap = script_run(0, values[0], quality=quality, train_kwh=2e-3), script_run(1, values[1], quality=quality)
+    good, cheap = (
+        script_run(0, values[0], quality=quality, train_kwh=2e-3),
+        script_run(1, values[1], quality=quality),
+    )
     data = script_study(good, cheap, script_run(2, None, quality=quality), target=target)
     index = write_report(data, tmp_path / "report")
     json.loads((tmp_path / "report/data/report.json").read_text(), parse_constant=pytest.fail)
@@ -67,7 +84,9 @@ def test_the_slider_of_a_quality_without_bounds(kind: str, tmp_path: Path) -> No
                 "(document.getElementById('step-number'))"
             )
             said = tab.run("document.querySelector('#step-answer span').textContent")
-            assert said.startswith("No trial" if trial_number is None else f"Trial {trial_number} "), typed
+            assert said.startswith(
+                "No trial" if trial_number is None else f"Trial {trial_number} "
+            ), typed
             assert tab.run("document.getElementById('step-number').validationMessage") == ""
         for at, starts in enumerate(("No trial", "Trial 0 ", "Trial 1 ")):
             tab.run(
@@ -76,18 +95,30 @@ def test_the_slider_of_a_quality_without_bounds(kind: str, tmp_path: Path) -> No
             )
             said = tab.run("document.querySelector('#step-answer span').textContent")
             typed = float(tab.run("document.getElementById('step-number').value"))
-            assert said.startswith(starts) and quality.rank(typed) < quality.rank(values[1]) + 0.1 * at
+            assert (
+                said.startswith(starts) and quality.rank(typed) < quality.rank(values[1]) + 0.1 * at
+            )
         content = tab.run("document.getElementById('content').textContent")
-        assert json.loads(content, parse_constant=pytest.fail)["steps"]["steps"][0]["begins"] is None
+        assert (
+            json.loads(content, parse_constant=pytest.fail)["steps"]["steps"][0]["begins"] is None
+        )
         assert tab.complaints() == []
 
 
 @pytest.mark.parametrize("values", [(), (None,), (1e308, None), (-1e12, 1e12), (0.0, 25.0)])
-def test_whatever_an_own_quality_was_there_is_a_report(values: tuple[float | None, ...], tmp_path: Path) -> None:
-    records = [script_run(number, value, train_kwh=1e-3 * (number + 1)) for number, value in enumerate(values)]
+def test_whatever_an_own_quality_was_there_is_a_report(
+    values: tuple[float | None, ...], tmp_path: Path
+) -> None:
+    records = [
+        script_run(number, value, train_kwh=1e-3 * (number + 1))
+        for number, value in enumerate(values)
+    ]
     write_report(script_study(*records), tmp_path / "report")
     steps = next(
-        b for s in document_of(script_study(*records))["sections"] for b in s["blocks"] if b["kind"] == "steps"
+        b
+        for s in document_of(script_study(*records))["sections"]
+        for b in s["blocks"]
+        if b["kind"] == "steps"
     )
     assert steps["steps"][0].get("begins") is None and steps["steps"][0].get("row") is None
 
@@ -98,14 +129,18 @@ def test_perplexities_at_the_end_of_floats_are_drawn(tmp_path: Path) -> None:
         return point.model_copy(update={"train_energy_kwh": 1e-4 * step})
 
     evals = (at(1, 1.7e308), at(2, 50.0), at(3, 5.0))
-    records = [script_run(0, 5.0, quality=PERPLEXITY, evals=evals), script_run(1, 1e308, quality=PERPLEXITY)]
+    records = [
+        script_run(0, 5.0, quality=PERPLEXITY, evals=evals),
+        script_run(1, 1e308, quality=PERPLEXITY),
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write_report(script_study(*records, target={"perplexity": 20}), tmp_path / "report")
     assert (tmp_path / "report/paper/figure-returns.pdf").read_bytes().startswith(b"%PDF")
 
 
-# ---------------------------------------------------------------------------------------------- own dimensions
+# ---------------------------------------------------------------------------------------------- own
+# dimensions
 
 MIXED = (1, "one", True, 2.5)
 COMMAND = "python train.py {learning_rate} {opt} {nesterov} {width}"
@@ -120,7 +155,13 @@ def own_dimensions() -> StudyData:
     records = [
         script_run(number, 21.0 + number, train_kwh=1e-3 * (number + 1), own=own)
         for number in range(12)
-        for own in [{"opt": ("adam", "sgd")[number % 2], "nesterov": number % 3 > 0, "width": MIXED[number % 4]}]
+        for own in [
+            {
+                "opt": ("adam", "sgd")[number % 2],
+                "nesterov": number % 3 > 0,
+                "width": MIXED[number % 4],
+            }
+        ]
     ]
     return script_study(*records, space=space, workload={"command": COMMAND})
 
@@ -135,19 +176,40 @@ def test_words_flags_and_mixed_choices_are_tables_and_columns(tmp_path: Path) ->
     table = pyarrow.parquet.read_table(tmp_path / "report/data/trials.parquet")
     assert table["params.width"].to_pylist()[:4] == ["1", "one", "True", "2.5"]
     assert table["params.nesterov"].to_pylist()[:2] == [False, True]
-    effects = [row for row in rows_of(tables_of(document)["effects-emissions"]) if row["Parameter"] == "width"]
-    assert [(row["Value"], row["Trials"]) for row in effects] == [("1", "3"), ("one", "3"), ("yes", "3"), ("2.5", "3")]
+    effects = [
+        row
+        for row in rows_of(tables_of(document)["effects-emissions"])
+        if row["Parameter"] == "width"
+    ]
+    assert [(row["Value"], row["Trials"]) for row in effects] == [
+        ("1", "3"),
+        ("one", "3"),
+        ("yes", "3"),
+        ("2.5", "3"),
+    ]
 
 
+@pytest.mark.slow
 def test_an_own_dimension_may_be_called_as_a_method_is(tmp_path: Path) -> None:
     space = {"copy": {"choices": ["deep", "flat"]}, "model_dump": {"choices": [1, 2]}}
     records = [
-        script_run(n, 21.0 + n, 1e-3 * (n + 1), own={"copy": ("deep", "flat")[n % 2], "model_dump": 1 + n % 3 // 2})
+        script_run(
+            n,
+            21.0 + n,
+            1e-3 * (n + 1),
+            own={"copy": ("deep", "flat")[n % 2], "model_dump": 1 + n % 3 // 2},
+        )
         for n in range(12)
     ]
-    data = script_study(*records, space=space, workload={"command": "python train.py {copy} {model_dump}"})
+    data = script_study(
+        *records, space=space, workload={"command": "python train.py {copy} {model_dump}"}
+    )
     front = rows_of(tables_of(written(data, tmp_path / "report"))["pareto"])
-    assert [(row["copy"], row["model_dump"]) for row in front[:3]] == [("deep", "1"), ("flat", "1"), ("deep", "2")]
+    assert [(row["copy"], row["model_dump"]) for row in front[:3]] == [
+        ("deep", "1"),
+        ("flat", "1"),
+        ("deep", "2"),
+    ]
 
 
 @pytest.mark.parametrize("kinds", [(1, "1"), (1, True), (True, 2.5), (1, "a", True, 2.5), ("a", 1)])
@@ -163,8 +225,12 @@ EVIL_WORDS = ("<img src=x>", '"; rm -rf x"', "$(x)", "a_b & 50 % #1 {c} \\d ~^")
 @pytest.mark.slow
 def test_own_words_stay_words(tmp_path: Path) -> None:
     space = {"loss": {"choices": [*EVIL_WORDS]}}
-    records = [script_run(n, 21.0 + n, 1e-3 * (n + 1), own={"loss": EVIL_WORDS[n % 4]}) for n in range(12)]
-    data = script_study(*records, space=space, workload={"command": "python train.py {learning_rate} {loss}"})
+    records = [
+        script_run(n, 21.0 + n, 1e-3 * (n + 1), own={"loss": EVIL_WORDS[n % 4]}) for n in range(12)
+    ]
+    data = script_study(
+        *records, space=space, workload={"command": "python train.py {learning_rate} {loss}"}
+    )
     document = written(data, tmp_path / "report")
     assert [row["loss"] for row in rows_of(tables_of(document)["pareto"])[:4]] == [*EVIL_WORDS]
     assert "<img src=x>" not in (tmp_path / "report/index.html").read_text()
@@ -180,14 +246,17 @@ def test_own_words_stay_words(tmp_path: Path) -> None:
 
 def test_a_single_rank_is_no_setting_of_a_script(tmp_path: Path) -> None:
     def settings(**own: Any) -> set[str]:
-        document = document_of(script_study(script_run(0, 21.0, own=own), script_run(1, 25.0, 2e-3, own=own)))
+        document = document_of(
+            script_study(script_run(0, 21.0, own=own), script_run(1, 25.0, 2e-3, own=own))
+        )
         return {row["Setting"] for row in rows_of(tables_of(document)["configuration"])}
 
     assert settings(width=8) == {"learning_rate", "width"}
     assert settings(width=8, world_size=2) == {"learning_rate", "width", "world_size"}
 
 
-# ------------------------------------------------------------------------------------------------------- phases
+# -------------------------------------------------------------------------------------------------------
+# phases
 
 
 def test_a_script_that_tells_no_phases_has_no_stages_and_counts_whole() -> None:
@@ -205,16 +274,26 @@ def test_a_script_that_tells_no_phases_has_no_stages_and_counts_whole() -> None:
 
 def in_steps(*values: float, **changes) -> TrialRecord:
     """Evaluated every 10 steps."""
-    points = [EvalPoint.of(BLEU, value, 1, step=10 * (i + 1), tokens=None) for i, value in enumerate(values)]
-    evals = tuple(point.model_copy(update={"train_energy_kwh": 1e-5 * point.step}) for point in points)
+    points = [
+        EvalPoint.of(BLEU, value, 1, step=10 * (i + 1), tokens=None)
+        for i, value in enumerate(values)
+    ]
+    evals = tuple(
+        point.model_copy(update={"train_energy_kwh": 1e-5 * point.step}) for point in points
+    )
     return script_run(0, values[-1], evals=evals, total_steps=10 * len(values), **changes)
 
 
 def test_the_learning_rate_of_a_script_is_not_known_to_fall() -> None:
     record = in_steps(10.0, 22.0, 25.0)
     assert StudyView(script_study(record)).diminishing_returns.rate_decays is False
-    assert StudyView(script_study(record, space={"epochs": 3})).diminishing_returns.rate_decays is False
-    trained = study(trial(0, evals=(evaluation(5.0, 1).model_copy(update={"train_energy_kwh": 1e-3}),)))
+    assert (
+        StudyView(script_study(record, space={"epochs": 3})).diminishing_returns.rate_decays
+        is False
+    )
+    trained = study(
+        trial(0, evals=(evaluation(5.0, 1).model_copy(update={"train_energy_kwh": 1e-3}),))
+    )
     assert StudyView(trained).diminishing_returns.rate_decays is True
 
 
@@ -226,10 +305,14 @@ def test_what_a_missed_target_advises_is_in_the_space() -> None:
     with_epochs = script_study(in_steps(10.0, 15.0, 18.0, own={"epochs": 2}), space=epochs)
     assert "epochs" in numbers_of(with_epochs, "loss_still_fell")["advice"]
     assert numbers_of(script_study(falling), "loss_rose")["advice"] == "allow a lower learning rate"
-    none = script_study(script_run(0, None), script_run(1, 5.0, state=TrialState.INFEASIBLE, evals=()))
+    none = script_study(
+        script_run(0, None), script_run(1, 5.0, state=TrialState.INFEASIBLE, evals=())
+    )
     for key in ("diverged", "out_of_memory"):
         text = caveats_of(none)[key].text
-        assert not any(name in text for name in ("warmup_ratio", "micro_batch", "workload.", "offload"))
+        assert not any(
+            name in text for name in ("warmup_ratio", "micro_batch", "workload.", "offload")
+        )
     assert "few_trials" not in caveats_of(none)
 
 
@@ -238,33 +321,64 @@ def test_what_recorded_runs_of_a_language_model_showed_is_said_of_perplexity_alo
     assert "H200" in numbers_of(study(trial(0, perplexity=5.99)), "near_target_single_run")["seen"]
 
 
-# --------------------------------------------------------------------------------------------- short trainings
+# ---------------------------------------------------------------------------------------------
+# short trainings
 
 
 @pytest.mark.parametrize(
     ("recommended_s", "baseline_s", "trial_number", "share"),
-    [(0.13, 5.0, 0, 0.77), (5.0, 0.5, 1, 0.2), (0.99, 0.999, 0, 0.1), (0.04, 0.5, 0, 1.0), (1.0, 1.5, None, None)],
+    [
+        (0.13, 5.0, 0, 0.77),
+        (5.0, 0.5, 1, 0.2),
+        (0.99, 0.999, 0, 0.1),
+        (0.04, 0.5, 0, 1.0),
+        (1.0, 1.5, None, None),
+    ],
 )
+@pytest.mark.parametrize("source", ["measured", "modelled"])
 def test_trainings_of_a_few_readings_are_uncertain(
-    recommended_s: float, baseline_s: float, trial_number: int | None, share: float | None
+    source: str,
+    recommended_s: float,
+    baseline_s: float,
+    trial_number: int | None,
+    share: float | None,
 ) -> None:
     def took(train_s: float) -> dict[str, Durations]:
         return {"duration_s": Durations(train=train_s, setup=0, eval=0, total=train_s)}
 
     cheap = script_run(0, 21.0, **took(recommended_s))
-    records = cheap, script_run(1, 25.0, 2e-3, **took(baseline_s)), script_run(2, 20.5, 3e-3, **took(0.01))
-    caveats = caveats_of(script_study(*records))
+    records = (
+        cheap,
+        script_run(1, 25.0, 2e-3, **took(baseline_s)),
+        script_run(2, 20.5, 3e-3, **took(0.01)),
+    )
+    data = script_study(*records)
+    known = data.provenance.model_copy(update={"energy_source": {"cpu": source, "ram": "modelled"}})
+    caveats = caveats_of(data.model_copy(update={"provenance": known}))
     assert ("short_training" in caveats) == (trial_number is not None)
     if trial_number is not None:
         told = caveats["short_training"]
-        assert (told.level, told.numbers["trial"], told.numbers["share"]) == (Level.WARNING, trial_number, share)
-        assert told.numbers["components"] == "CPU and RAM"
+        assert (told.level, told.numbers["trial"], told.numbers["share"]) == (
+            Level.WARNING,
+            trial_number,
+            share,
+        )
+        assert told.numbers["components"] == "CPU"
 
 
 def test_of_gpus_alone_no_reading_of_the_cpu_counts() -> None:
     took = {"duration_s": Durations(train=0.2, setup=0, eval=0, total=0.2)}
-    measured = study().provenance
+    measured = study().provenance.model_copy(
+        update={"energy_source": {"gpu": "measured", "cpu": "measured"}}
+    )
     for objective, warned in (("gpu", False), ("all", True)):
-        raw = {"carbon": {"country": "USA", "intensity_g_co2e_per_kwh": 230.0, "pue": 1.1, "objective": objective}}
+        raw = {
+            "carbon": {
+                "country": "USA",
+                "intensity_g_co2e_per_kwh": 230.0,
+                "pue": 1.1,
+                "objective": objective,
+            }
+        }
         data = study(trial(0, **took), raw=raw, provenance=measured)
         assert ("short_training" in caveats_of(data)) == warned

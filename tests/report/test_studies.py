@@ -9,12 +9,12 @@ from documents import rows_of, tables_of
 from pydantic_core import to_json
 from small_studies import REPLAY, gpu_study, on_gpu, script_run, script_study, study, trial
 
-from carbonopt.core.study import InputFile, StudyData
-from carbonopt.core.trial import Prepared
-from carbonopt.report.build import COMPARISON_NAMES, write_comparison
+from carbonopt.report.comparison_report import StudiesView, compared
 from carbonopt.report.document import Document
-from carbonopt.report.studies import StudiesView, compared
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.writing import COMPARISON_NAMES, write_comparison
+from carbonopt.spec.study_data import InputFile, StudyData
+from carbonopt.spec.trial_spec import Prepared
 
 
 def document_of(**studies: StudyData) -> Document:
@@ -27,7 +27,9 @@ def numbers_of(**studies: StudyData) -> dict[str, dict[str, Any]]:
 
 
 SMALL, LARGE = study(trial(0), trial(1, 2e-3, 4.0)), study(trial(0, 4e-3), trial(1, 8e-3, 4.0))
-PREPARED = Prepared(fingerprint="f", train_examples=9, eval_examples=3, eval_tokens=100, versions={})
+PREPARED = Prepared(
+    fingerprint="f", train_examples=9, eval_examples=3, eval_tokens=100, versions={}
+)
 
 
 def test_the_headline_compares_the_least_with_the_next():
@@ -39,18 +41,25 @@ def test_the_headline_compares_the_least_with_the_next():
 
 
 def test_tables_have_each_study_and_the_ratio_of_joules():
-    tables = tables_of(json.loads(to_json(document_of(small=SMALL, missed=study(), large=LARGE).as_json())))
+    tables = tables_of(
+        json.loads(to_json(document_of(small=SMALL, missed=study(), large=LARGE).as_json()))
+    )
     rows = rows_of(tables["recommended"])
     assert [row["Study"] for row in rows] == ["small", "missed", "large"]
     assert [row["÷ the least"] for row in rows] == ["1.00", "–", "4.00"]
-    assert rows[1]["Configuration"] == "no trial met the target" and rows[0]["Perplexity"] == "5.000"
+    assert (
+        rows[1]["Configuration"] == "no trial met the target" and rows[0]["Perplexity"] == "5.000"
+    )
     assert [row["Trials"] for row in rows_of(tables["spent"])] == ["2", "0", "2"]
     assert [row["Trial"] for row in rows_of(tables["fronts"])] == ["0", "1", "0", "1"]
     (first, *_) = rows_of(tables["studies"])
     assert (first["Target (at most)"], first["PUE"]) == ("6.000", "1.1")
-    assert "Data" not in first and "Data of all: python-docs." in tables["studies"]["note"], "said once"
+    assert "Data" not in first and "Data of all: python-docs." in tables["studies"]["note"], (
+        "said once"
+    )
 
 
+@pytest.mark.slow
 def test_what_makes_a_comparison_doubtful_is_said():
     alike = numbers_of(a=SMALL, b=LARGE)
     assert not alike.keys() & {
@@ -62,12 +71,20 @@ def test_what_makes_a_comparison_doubtful_is_said():
     assert alike["compared_single_runs"] == {"studies": "a, b"}
 
     other_target = study(trial(0), target=8.0)
-    assert numbers_of(a=SMALL, b=other_target)["different_targets"] == {"targets": "a: 6.000; b: 8.000"}
-    one, other = (SMALL.model_copy(update={"prepared": PREPARED.model_copy(update={"eval_tokens": n})}) for n in (9, 8))
+    assert numbers_of(a=SMALL, b=other_target)["different_targets"] == {
+        "targets": "a: 6.000; b: 8.000"
+    }
+    one, other = (
+        SMALL.model_copy(update={"prepared": PREPARED.model_copy(update={"eval_tokens": n})})
+        for n in (9, 8)
+    )
     assert numbers_of(a=one, b=other)["different_data"]["quality"] == "perplexity"
     assert document_of(a=one, b=other).headline == "What these studies recommend can't be compared"
     assert "different_data" not in numbers_of(a=one, b=one)
-    gpus = study(trial(0), raw={"carbon": {**SMALL.config.carbon.model_dump(exclude_none=True), "objective": "gpu"}})
+    gpus = study(
+        trial(0),
+        raw={"carbon": {**SMALL.config.carbon.model_dump(exclude_none=True), "objective": "gpu"}},
+    )
     assert numbers_of(a=SMALL, b=gpus)["different_objectives"] == {"objectives": "a: all; b: gpu"}
     assert "different_energy_sources" in numbers_of(a=SMALL, b=gpu_study(on_gpu(0), on_gpu(1)))
     running = SMALL.model_copy(update={"ended": None})
@@ -78,14 +95,25 @@ def test_what_makes_a_comparison_doubtful_is_said():
 
 def begun(*moments: str) -> StudyData:
     """Trials that began then."""
-    return study(*(trial(number, started_at=f"2026-01-01T{at}+00:00") for number, at in enumerate(moments)))
+    return study(
+        *(trial(number, started_at=f"2026-01-01T{at}+00:00") for number, at in enumerate(moments))
+    )
 
 
 def test_a_copy_of_a_study_is_no_other_study():
-    first, gone_on, other = begun("01:00:00.001", "01:00:07.002"), begun("01:00:00.001"), begun("01:00:00.002")
+    first, gone_on, other = (
+        begun("01:00:00.001", "01:00:07.002"),
+        begun("01:00:00.001"),
+        begun("01:00:00.002"),
+    )
     assert numbers_of(a=first, b=first)["same_trials"] == {"studies": "a and b", "count": 2}
-    assert numbers_of(a=first, b=other, c=gone_on)["same_trials"] == {"studies": "a and c", "count": 1}
-    assert not {"same_trials"} & (numbers_of(a=first, b=other).keys() | numbers_of(a=SMALL, b=SMALL).keys())
+    assert numbers_of(a=first, b=other, c=gone_on)["same_trials"] == {
+        "studies": "a and c",
+        "count": 1,
+    }
+    assert not {"same_trials"} & (
+        numbers_of(a=first, b=other).keys() | numbers_of(a=SMALL, b=SMALL).keys()
+    )
 
 
 def test_scripts_that_differ_are_said():
@@ -96,7 +124,9 @@ def test_scripts_that_differ_are_said():
         )
         return script_study(script_run(0, 25.0)).model_copy(update={"inputs": tuple(files)})
 
-    differing = numbers_of(a=of(train="1", data="2"), b=of(train="3", data="2"))["different_scripts"]
+    differing = numbers_of(a=of(train="1", data="2"), b=of(train="3", data="2"))[
+        "different_scripts"
+    ]
     assert differing == {"files": "a: train.py; b: train.py", "quality": "bleu"}
     more = numbers_of(a=of(train="1"), b=of(train="1", data="2"))["different_scripts"]
     assert more["files"] == "b: data.py"
@@ -105,9 +135,15 @@ def test_scripts_that_differ_are_said():
 
 
 def test_the_page_replaces_an_older_one_and_leaves_other_files(tmp_path: Path):
-    view = StudiesView({name: StudyView(data) for name, data in (("small", SMALL), ("<b>large", LARGE))})
+    view = StudiesView(
+        {name: StudyView(data) for name, data in (("small", SMALL), ("<b>large", LARGE))}
+    )
     page = write_comparison(view, compared(view), tmp_path / "page")
-    files = {str(path.relative_to(page.parent)): path.read_bytes() for path in page.parent.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(page.parent)): path.read_bytes()
+        for path in page.parent.rglob("*")
+        if path.is_file()
+    }
     assert files.keys() == COMPARISON_NAMES
     assert b"<b>large" not in files["index.html"] and b"&lt;b&gt;large" in files["index.html"]
     data = json.loads(files["data/comparison.json"])
@@ -116,14 +152,21 @@ def test_the_page_replaces_an_older_one_and_leaves_other_files(tmp_path: Path):
     (page.parent / "notes.txt").write_text("mine")
     write_comparison(view, compared(view), tmp_path / "page")
     assert (page.parent / "notes.txt").read_text() == "mine"
-    assert {name: (page.parent / name).read_bytes() for name in files} == files, "the same data gives the same bytes"
+    assert {name: (page.parent / name).read_bytes() for name in files} == files, (
+        "the same data gives the same bytes"
+    )
 
 
 @pytest.mark.parametrize("count", [2, 9])
 def test_the_figure_has_every_front_and_every_study_in_its_legend(count: int):
-    studies = {f"machine {n}": study(trial(0, 1e-3 * (n + 1)), trial(1, 2e-3 * (n + 1), 4.0)) for n in range(count)}
+    studies = {
+        f"machine {n}": study(trial(0, 1e-3 * (n + 1)), trial(1, 2e-3 * (n + 1), 4.0))
+        for n in range(count)
+    }
     (figure,) = document_of(**studies).paper_figures()
-    assert all(f"machine {n}" in figure.svg for n in range(count)) and "230 g CO₂e/kWh" in figure.svg
+    assert (
+        all(f"machine {n}" in figure.svg for n in range(count)) and "230 g CO₂e/kWh" in figure.svg
+    )
     assert figure.pdf.startswith(b"%PDF") and figure.png.startswith(b"\x89PNG")
 
 

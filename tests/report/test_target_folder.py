@@ -10,15 +10,17 @@ import pytest
 from small_studies import study, trial
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.study import SessionLedger
-from carbonopt.report.build import refuse_folder, write_report
+from carbonopt.report.writing import refuse_folder, write_report
+from carbonopt.spec.study_data import SessionLedger
 
 MET = study(trial(0), trial(1, 2e-3, 4.0))
 LATER = "2026-01-02T00:00:00+00:00"
 
 
 def begun(*moments: str) -> dict:
-    return {"sessions": tuple(SessionLedger(started_at=moment, duration_s=70.0) for moment in moments)}
+    return {
+        "sessions": tuple(SessionLedger(started_at=moment, duration_s=70.0) for moment in moments)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
         (study(trial(0), name="other"), "('small', begun 2026-01-01T00:00:00+00:00)"),
         (
             study(trial(0), **begun(LATER)),
-            f"('small', begun 2026-01-01T00:00:00+00:00; this one, of the same name, began {LATER})",
+            (
+                "('small', begun 2026-01-01T00:00:00+00:00; this one, of the same name, began"
+                f" {LATER})"
+            ),
         ),
     ],
     ids=["another name", "the same name"],
@@ -58,7 +63,9 @@ def test_another_studys_report_is_not_replaced(other, said, met_report):
 
 def test_a_name_can_not_write_to_the_terminal(tmp_path):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "report.json").write_text(json.dumps({"study": {"name": "x\x1b[2J", "began": "\x1b[2J"}}))
+    (tmp_path / "data" / "report.json").write_text(
+        json.dumps({"study": {"name": "x\x1b[2J", "began": "\x1b[2J"}})
+    )
     with pytest.raises(BadInput) as refused:
         write_report(MET, tmp_path)
     assert str(refused.value).isprintable()
@@ -66,8 +73,13 @@ def test_a_name_can_not_write_to_the_terminal(tmp_path):
 
 def test_the_same_study_is_written_again_whatever_ran_since(tmp_path):
     write_report(study(trial(0), **begun(LATER)), tmp_path)
-    write_report(study(trial(0), trial(1), **begun("2026-01-03T00:00:00Z", "2026-01-02T00:00:00Z")), tmp_path)
-    assert json.loads((tmp_path / "data/report.json").read_text())["study"] == {"name": "small", "began": LATER}
+    write_report(
+        study(trial(0), trial(1), **begun("2026-01-03T00:00:00Z", "2026-01-02T00:00:00Z")), tmp_path
+    )
+    assert json.loads((tmp_path / "data/report.json").read_text())["study"] == {
+        "name": "small",
+        "began": LATER,
+    }
 
 
 def test_a_report_from_before_it_said_so_has_a_name_to_tell_it_by(met_report):

@@ -7,18 +7,18 @@ from documents import caveats_of, numbers_of
 from scipy.stats import binomtest
 from small_studies import pruned, study, trial
 
-from carbonopt.analysis.confidence import audit
+from carbonopt.analysis.pruning_audit import audit
 from carbonopt.analysis.recommend import recommend
-from carbonopt.cli.app import _print_recommendation
-from carbonopt.core.config import Budget, Search
+from carbonopt.cli.answers import print_recommendation
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, Failure, StopReason, TrialRecord, TrialState
-from carbonopt.report.build import write_report
 from carbonopt.report.document import Level
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import headline
+from carbonopt.report.writing import write_report
+from carbonopt.spec.search_settings import Budget, Search
+from carbonopt.spec.study_data import StudyData
 
 SPACE = {
     "global_batch_size": {"choices": [8, 16, 32]},
@@ -38,7 +38,9 @@ def curve(number: int, *perplexities: float, **params) -> TrialRecord:
         for index, value in enumerate(perplexities)
     )
     params = {"learning_rate": 1e-3, **params}
-    return trial(number, perplexity=perplexities[-1], evals=evals, total_steps=10 * len(evals), params=params)
+    return trial(
+        number, perplexity=perplexities[-1], evals=evals, total_steps=10 * len(evals), params=params
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,9 @@ def curve(number: int, *perplexities: float, **params) -> TrialRecord:
         (4, (6.0, 3.9, 5.0), "loss_rose"),
     ],
 )
-def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell(epochs, perplexities, key) -> None:
+def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell(
+    epochs, perplexities, key
+) -> None:
     caveats = caveats_of(missed(curve(0, *perplexities, epochs=epochs)))
     assert caveats["target_missed"].numbers == {"trial": 0, "worse": pytest.approx(0.25)}
     assert caveats.keys() & {"more_epochs", "loss_still_fell", "loss_rose", "no_direction"} == {key}
@@ -81,7 +85,9 @@ def test_an_answer_at_an_end_of_the_space_says_so(params, other, said) -> None:
 def test_what_is_missing_has_its_figures() -> None:
     numbers = numbers_of(missed(curve(0, 6.0, 5.5, 5.0, epochs=4)), "more_epochs")
     assert (numbers["epochs"], numbers["steps"]) == (4, 10)
-    assert (numbers["fell"], numbers["missing"]) == pytest.approx((math.log(5.5 / 5), math.log(5 / 4)))
+    assert (numbers["fell"], numbers["missing"]) == pytest.approx(
+        (math.log(5.5 / 5), math.log(5 / 4))
+    )
     numbers = numbers_of(missed(curve(0, 6.0, 3.9, 5.0, epochs=4)), "loss_rose")
     assert (numbers["best"], numbers["step"]) == (pytest.approx(3.9), 20)
 
@@ -98,13 +104,23 @@ def test_fixed_epochs_can_be_raised_too() -> None:
         ({"learning_rate": 1e-2}, {"learning_rate": 1e-3}, ("learning_rate", "highest", 0.01)),
         ({"learning_rate": 1.1e-4}, {}, ("learning_rate", "lowest", 0.00011)),
         ({"global_batch_size": 8}, {"global_batch_size": 16}, ("global_batch_size", "lowest", 8)),
-        ({"global_batch_size": 32}, {"global_batch_size": 16}, ("global_batch_size", "highest", 32)),
-        ({"global_batch_size": 8}, {"global_batch_size": 8}, None),  # no other was tried: no evidence
+        (
+            {"global_batch_size": 32},
+            {"global_batch_size": 16},
+            ("global_batch_size", "highest", 32),
+        ),
+        (
+            {"global_batch_size": 8},
+            {"global_batch_size": 8},
+            None,
+        ),  # no other was tried: no evidence
         ({"global_batch_size": 16}, {"global_batch_size": 8}, None),
         ({"learning_rate": 5e-3}, {"learning_rate": 1e-3}, None),
     ],
 )
-def test_an_end_of_the_space_points_beyond_it_if_another_value_was_tried(params, other, edge) -> None:
+def test_an_end_of_the_space_points_beyond_it_if_another_value_was_tried(
+    params, other, edge
+) -> None:
     caveats = caveats_of(missed(curve(0, 6.0, 5.0, **params), curve(1, 8.0, 7.0, **other)))
     assert ("edge" in caveats) == (edge is not None)
     if edge is not None:
@@ -133,10 +149,12 @@ def test_no_trial_that_fits_or_ends(capsys) -> None:
     assert numbers_of(none_fits, "out_of_memory") == {
         "count": 3,
         "of": 3,
-        "advice": "allow smaller values of micro_batch_size_per_gpu or offload or gradient_checkpointing, or take a "
-        "shorter workload.sequence_length or a smaller model",
+        "advice": (
+            "allow smaller values of micro_batch_size_per_gpu or offload or gradient_checkpointing,"
+            " or take a shorter workload.sequence_length or a smaller model"
+        ),
     }
-    assert not _print_recommendation(none_fits)
+    assert not print_recommendation(none_fits)
     assert "did not fit in memory" in capsys.readouterr().out
     mixed = missed(
         unfinished(0, TrialState.DIVERGED),
@@ -158,11 +176,12 @@ def test_no_trial_that_fits_or_ends(capsys) -> None:
 def test_the_page_of_a_study_in_which_nothing_fits_says_what_to_change(tmp_path) -> None:
     write_report(missed(unfinished(0, TrialState.INFEASIBLE)), tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "none was evaluated" in text and "1 of 1 trials did not fit in memory" in text
+    assert "none was evaluated" in text and "1 of 1 trial did not fit in memory" in text
     assert "| Ended | all trials done |" in text
 
 
-# ---------------------------------------------------------------------------------------------------------- the audit
+# ----------------------------------------------------------------------------------------------------------
+# the audit
 
 
 def checked(number: int, perplexity: float, **changes) -> TrialRecord:
@@ -182,23 +201,37 @@ def test_the_audits_rate_is_that_of_audited_trials_at_their_end() -> None:
     assert audit_result is not None
     assert (audit_result.ended, audit_result.mattered, audit_result.cut_short) == (7, 1, 1)
     interval = binomtest(1, 7).proportion_ci(0.95, method="exact")
-    assert (audit_result.lowest_rate, audit_result.highest_rate) == pytest.approx((interval.low, interval.high))
+    assert (audit_result.lowest_rate, audit_result.highest_rate) == pytest.approx(
+        (interval.low, interval.high)
+    )
     numbers = numbers_of(data, "pruning_audit")
     assert (numbers["ended"], numbers["mattered"], numbers["cut_short"]) == (7, 1, 1)
-    assert (numbers["lowest"], numbers["highest"]) == (audit_result.lowest_rate, audit_result.highest_rate)
+    assert (numbers["lowest"], numbers["highest"]) == (
+        audit_result.lowest_rate,
+        audit_result.highest_rate,
+    )
 
 
 @pytest.mark.parametrize("mattered", [0, 3])
 def test_the_interval_at_its_ends(mattered: int) -> None:
-    data = missed(*(checked(number, 3.0 if number < mattered else 5.0) for number in range(3)), pruning={"audit": 1})
+    data = missed(
+        *(checked(number, 3.0 if number < mattered else 5.0) for number in range(3)),
+        pruning={"audit": 1},
+    )
     audit_result = audit(data)
     interval = binomtest(mattered, 3).proportion_ci(0.95, method="exact")
     assert audit_result is not None
-    assert (audit_result.lowest_rate, audit_result.highest_rate) == pytest.approx((interval.low, interval.high))
+    assert (audit_result.lowest_rate, audit_result.highest_rate) == pytest.approx(
+        (interval.low, interval.high)
+    )
 
 
 def test_of_a_search_for_the_front_those_on_it_mattered() -> None:
-    records = (checked(0, 5.0), trial(1, 2e-3, perplexity=4.5), checked(2, 9.0, emissions_kg_co2e=1.0))
+    records = (
+        checked(0, 5.0),
+        trial(1, 2e-3, perplexity=4.5),
+        checked(2, 9.0, emissions_kg_co2e=1.0),
+    )
     data = missed(*records, goal="front", pruning={"audit": 0.5})
     audit_result = audit(data)
     assert audit_result is not None and (audit_result.ended, audit_result.mattered) == (2, 1)
@@ -211,7 +244,8 @@ def test_an_audit_is_spoken_of_only_where_one_was_asked_for() -> None:
     assert caveats["pruning_audit_none"].numbers == {"share": 0.05, "cut_short": 0}
 
 
-# ----------------------------------------------------------------------------------------------- what a study will do
+# -----------------------------------------------------------------------------------------------
+# what a study will do
 
 
 @pytest.mark.parametrize(
@@ -222,12 +256,17 @@ def test_an_audit_is_spoken_of_only_where_one_was_asked_for() -> None:
         ({"trials": 3, "hours": 0.5}, "after 3 trials or 0.5 hours, whichever comes first"),
         (
             {"until": "converged", "reuses": 1},
-            "when another trial is expected to cost more energy than it saves in one run of the recommendation",
+            (
+                "when another trial is expected to cost more energy than it saves in one run of the"
+                " recommendation"
+            ),
         ),
         (
             {"energy_kwh": 2, "until": "converged"},
-            "after 2 kWh or when another trial is expected to cost more energy than it saves in 10 runs of the "
-            "recommendation, whichever comes first",
+            (
+                "after 2 kWh or when another trial is expected to cost more energy than it saves in"
+                " 10 runs of the recommendation, whichever comes first"
+            ),
         ),
     ],
 )
@@ -240,16 +279,26 @@ def test_what_is_pruned_in_words() -> None:
         return missed(**changes).config.search
 
     assert "is expected to emit more, than the best" in pruning_text(search())
-    assert "(5 % of it runs to its end all the same, as an audit)" in pruning_text(search(pruning={"audit": 0.05}))
+    assert "(5 % of it runs to its end all the same, as an audit)" in pruning_text(
+        search(pruning={"audit": 0.05})
+    )
     assert pruning_text(search(goal="front")) == "what can't be on the front"  # no cap there
     assert goal_text(search(goal="front")).startswith("front: ")
-    assert pruning_text(search(pruning={"target": False, "cap": False})) == "nothing: every trial runs to its end"
+    assert (
+        pruning_text(search(pruning={"target": False, "cap": False}))
+        == "nothing: every trial runs to its end"
+    )
 
 
 def test_a_trial_that_stood_at_the_target_and_failed_is_not_said_to_miss_it() -> None:
     seen = curve(0, 6.0, 3.0)
-    failed = seen.model_copy(update={"state": TrialState.FAILED, "failure": Failure(kind="RuntimeError", text="no")})
+    failed = seen.model_copy(
+        update={"state": TrialState.FAILED, "failure": Failure(kind="RuntimeError", text="no")}
+    )
     view = StudyView(missed(failed))
-    assert headline(view) == "No trial completed at the target, perplexity at most 4.000; one stood at 3.000"
+    assert (
+        headline(view)
+        == "No trial completed at the target, perplexity at most 4.000; one stood at 3.000"
+    )
     assert "closest_not_complete" in caveats_of(view.data)
     assert headline(StudyView(missed(curve(0, 6.0, 5.0)))).startswith("No trial reached the target")

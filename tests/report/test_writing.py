@@ -1,5 +1,6 @@
-"""How a report comes into its folder: whole or not at all, beside what the user keeps there; and what its pages do with
-figures and names beyond all bounds."""
+"""How a report comes into its folder: whole or not at all, beside what the user keeps there; and
+what its pages do with figures and names beyond all bounds.
+"""
 
 import json
 import os
@@ -17,18 +18,25 @@ from small_studies import HACKED, HONEST, gpu_study, on_gpu, pruned, reward_stud
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import replaced
-from carbonopt.core.format import emissions_text, energy_text, number_from, params_text, plus_minus_text
+from carbonopt.core.format import (
+    emissions_text,
+    energy_text,
+    number_from,
+    params_text,
+    plus_minus_text,
+)
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.study import StudyData
 from carbonopt.report.assemble import whole
-from carbonopt.report.build import NAMES, write_report
-from carbonopt.report.paper.files import NAMES as PAPER_NAMES
-from carbonopt.report.paper.files import paper_files
+from carbonopt.report.paper.paper_files import NAMES as PAPER_NAMES
+from carbonopt.report.paper.paper_files import paper_files
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import short_params
+from carbonopt.report.writing import NAMES, write_report
+from carbonopt.spec.study_data import StudyData
 
 MET = study(trial(0), trial(1, 2e-3, 4.0))
-# A process that fills the folder of its first argument again and again, or dies over it at the second.
+# A process that fills the folder of its first argument again and again, or dies over it at the
+# second.
 WRITER = """
 import os, signal, sys
 from pathlib import Path
@@ -56,7 +64,11 @@ def met_report(written_once: Path, tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def beside(folder: Path) -> list[str]:
@@ -78,7 +90,11 @@ def test_a_new_report_takes_the_place_of_the_old_one_beside_the_users_files(met_
     (folder / "empty").mkdir()
     (folder / "link").symlink_to("nowhere")
     write_report(study(pruned(0)), folder)
-    assert contents(folder).items() >= notes.items() and (folder / "empty").is_dir() and (folder / "link").is_symlink()
+    assert (
+        contents(folder).items() >= notes.items()
+        and (folder / "empty").is_dir()
+        and (folder / "link").is_symlink()
+    )
     assert sorted(path.name for path in (folder / "winner").iterdir()) == ["data"]
     assert not (folder / "paper" / "table-pareto.tex").exists()
     only = tmp_path / "only"
@@ -87,15 +103,19 @@ def test_a_new_report_takes_the_place_of_the_old_one_beside_the_users_files(met_
     assert folder.stat().st_mode & 0o777 == 0o750 and beside(folder) == ["only"]
 
 
+@pytest.mark.slow
 def test_all_files_of_a_report_are_known_by_name(tmp_path):
     data = gpu_study(on_gpu(0), on_gpu(1, 11e3, seed=4), on_gpu(2, 20e3, perplexity=4.0))
     looked_at = StudyView(data, influence=INFLUENCE, batch=BATCH, diminishing_returns=RETURNS)
     rewards = StudyView(reward_study(HACKED, HONEST))
-    assert {*paper_files(looked_at, whole(looked_at)), *paper_files(rewards, whole(rewards))} == set(PAPER_NAMES)
+    assert {
+        *paper_files(looked_at, whole(looked_at)),
+        *paper_files(rewards, whole(rewards)),
+    } == set(PAPER_NAMES)
     write_report(data, tmp_path / "report", winner_files={"ds_config.json": "{}"})
     folders = tuple(name for name in NAMES if name.endswith("/"))
     assert {name for name in contents(tmp_path / "report") if not name.startswith(folders)} <= NAMES
-    assert folders == ("winner/carbonopt/",)
+    assert set(folders) == {"winner/carbonopt/", "winner/config/"}
 
 
 def test_a_killed_report_leaves_the_old_one_and_nothing_in_the_way(met_report, tmp_path):
@@ -122,7 +142,9 @@ def test_two_reports_at_once_never_mix(tmp_path):
         except FileNotFoundError:
             continue
         try:
-            texts = [Path(f"/proc/self/fd/{opened}", name).read_text() for name in ("a.txt", "b/c.txt")]
+            texts = [
+                Path(f"/proc/self/fd/{opened}", name).read_text() for name in ("a.txt", "b/c.txt")
+            ]
         except FileNotFoundError:  # the folder was replaced meanwhile
             continue
         finally:
@@ -138,7 +160,11 @@ def test_two_reports_at_once_never_mix(tmp_path):
     ("name", "make", "said"),
     [
         ("index.html", lambda path: path.mkdir(), "index.html has to be a file, but is a folder"),
-        ("winner/run.sh", lambda path: path.mkdir(parents=True), "run.sh has to be a file, but is a folder"),
+        (
+            "winner/run.sh",
+            lambda path: path.mkdir(parents=True),
+            "run.sh has to be a file, but is a folder",
+        ),
         ("paper", lambda path: path.write_text(""), "paper has to be a folder, but is a file"),
         ("paper", lambda path: path.symlink_to("/usr"), "paper has to be a folder, but is a link"),
         (".", lambda path: path.rmdir() or path.write_text(""), "is a file; give a folder"),
@@ -169,12 +195,16 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path):
     assert (tmp_path / "report").is_symlink() and (tmp_path / "real" / "index.html").exists()
 
 
-# ---------------------------------------------------------------------------------------------- beyond all bounds
+# ----------------------------------------------------------------------------------------------
+# beyond all bounds
 
 
 EXTREMES = {
     "huge": study(
-        trial(0, params={"epochs": 1e20}), trial(1, 2e-3, 1e300), trial(2, 1e-310, 1e308), trial(3, 1e18, 4.0)
+        trial(0, params={"epochs": 1e20}),
+        trial(1, 2e-3, 1e300),
+        trial(2, 1e-310, 1e308),
+        trial(3, 1e18, 4.0),
     ),
     "tiny": study(trial(0, 1e-300, 5.0), trial(1, 2e-300, 4.0)),
 }
@@ -188,7 +218,9 @@ def test_figures_beyond_all_bounds_are_powers_of_ten(data: StudyData, tmp_path):
     page = re.sub(r"<script.*?</script>|base64,[^\"]*", "", index.read_text(), flags=re.DOTALL)
     for text in (markdown, latex, page):
         assert max(map(len, re.findall(r"[\d.,]+", text))) <= 18  # of a float with all its digits
-    assert re.search(r"\d\.\d\de[+-]\d{3}", markdown) and re.search(r"\$\d\.\d\d\\times10\^\{-?\d{2,3}\}\$", latex)
+    assert re.search(r"\d\.\d\de[+-]\d{3}", markdown) and re.search(
+        r"\$\d\.\d\d\\times10\^\{-?\d{2,3}\}\$", latex
+    )
     assert not re.search(r"\de[+-]?\d", latex)
     report = json.loads((index.parent / "data" / "report.json").read_text())
     chosen = data.records[report["recommendation"]["trial"]]
@@ -199,7 +231,10 @@ def test_figures_beyond_all_bounds_are_powers_of_ten(data: StudyData, tmp_path):
 def test_powers_of_ten_are_set_as_such(tmp_path):
     folder = write_report(EXTREMES["huge"], tmp_path / "report").parent / "paper"
     done = subprocess.run(
-        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main"], cwd=folder, capture_output=True, check=False
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main"],
+        cwd=folder,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:]
 
@@ -243,13 +278,34 @@ def test_a_searched_optimizer_is_named_with_what_decides_most():
     assert short_params(trial(0).params) == "batch 16, lr 1e-3, 2 epochs, ZeRO 1"
 
 
+def test_every_dimension_that_the_study_varies_is_named() -> None:
+    decayed = trial(0, params={"weight_decay": 0.1}).params
+    varied = ("weight_decay", "learning_rate")
+    assert short_params(decayed, varied) == "batch 16, lr 1e-3, 2 epochs, ZeRO 1, weight decay 0.1"
+    assert params_text(decayed, varied).endswith(", ZeRO 1, weight decay 0.1")
+    assert "decay" not in short_params(decayed) + params_text(decayed)
+
+
+def test_a_micro_batch_is_named_where_it_is_a_part_of_the_batch() -> None:
+    varied = ("global_batch_size", "micro_batch_size_per_gpu")
+    part = trial(0, params={"global_batch_size": 32, "micro_batch_size_per_gpu": 8}).params
+    whole = trial(0, params={"global_batch_size": 8, "micro_batch_size_per_gpu": 8}).params
+    assert short_params(part, varied).endswith(", micro batch 8")
+    assert "micro" not in short_params(whole, varied) + params_text(whole, varied)
+
+
 def test_impossible_batches_are_damage_and_said_with_their_trial():
-    odd = trial(7).model_copy(update={"params": trial(7).params.model_copy(update={"global_batch_size": 7})})
-    with pytest.raises(BadInput, match=r"^trial 7: global_batch_size must be a multiple of .* got 7 and 8 × 1$"):
+    odd = trial(7).model_copy(
+        update={"params": trial(7).params.model_copy(update={"global_batch_size": 7})}
+    )
+    with pytest.raises(
+        BadInput, match=r"^trial 7: global_batch_size must be a multiple of .* got 7 and 8 × 1$"
+    ):
         study(trial(0), odd)
 
 
-# --------------------------------------------------------------------------------------------------- directions
+# ---------------------------------------------------------------------------------------------------
+# directions
 
 
 TURNED = "run \N{RIGHT-TO-LEFT OVERRIDE}abc \N{POP DIRECTIONAL ISOLATE}"
@@ -257,14 +313,18 @@ HEBREW = "12 \N{HEBREW LETTER ALEF}\N{HEBREW LETTER BET}"
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser")
+@pytest.mark.slow
 def test_names_do_not_turn_round_what_stands_beside_them(tmp_path):
     index = write_report(study(trial(0), name=f"{HEBREW}{TURNED}"), tmp_path / "report")
     with browser(tmp_path / "profile") as tab:
         tab.open(index)
-        text = tab.run("document.documentElement.textContent + JSON.stringify(content) + document.title")
+        text = tab.run(
+            "document.documentElement.textContent + JSON.stringify(content) + document.title"
+        )
         assert "[U+202E]" in tab.run("document.title") and "[U+2069]" in tab.run("document.title")
         assert not re.search("[\u202a-\u202e\u2066-\u2069]", text)
-        # A Hebrew name reads from the right, its figure first, and all of it stands right of the words before it.
+        # A Hebrew name reads from the right, its figure first, and all of it stands right of the
+        # words before it.
         edge = (
             "(node => (from => { const range = document.createRange(); range.setStart(node, from);"
             " range.setEnd(node, from + 1); return range.getBoundingClientRect().x; }))"

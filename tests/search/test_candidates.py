@@ -5,16 +5,28 @@ import math
 import numpy as np
 import optuna
 import pytest
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.space import SearchSpace
 from carbonopt.search.candidates import ENUMERATED, Candidates
-from carbonopt.search.models.features import Encoder
-from carbonopt.search.observation import COST_PER_STEP, CURVE, OUT_OF_MEMORY, PEAK_MEMORY_GIB, TOTAL_STEPS, observe
+from carbonopt.search.models.features import SpaceEncoder
+from carbonopt.search.observation import (
+    COST_PER_STEP,
+    CURVE,
+    OUT_OF_MEMORY,
+    PEAK_MEMORY_GIB,
+    TOTAL_STEPS,
+    observe,
+)
 from carbonopt.search.sampler import CarbonSampler
 from carbonopt.search.strategy import Strategy
-from carbonopt.study.file import parse_study
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.study.study_file import parse_study
 
 RNG = np.random.default_rng(0)
 PRIMES = [n for n in range(2, 2000) if all(n % k for k in range(2, math.isqrt(n) + 1))]
@@ -22,7 +34,9 @@ PRIMES = [n for n in range(2, 2000) if all(n % k for k in range(2, math.isqrt(n)
 
 def strategy_of(study: dict, space: dict, sampler: str = "carbon") -> Strategy:
     config = parse_study({**study, "search": {"space": space, "sampler": sampler}}, "here")
-    return Strategy(config, SearchSpace(config.search.space, config.launch.world_size, on_gpu=False), None)
+    return Strategy(
+        config, SearchSpace(config.search.space, config.launch.world_size, on_gpu=False), None
+    )
 
 
 def test_a_large_list_of_which_few_can_exist_is_known_to_its_last_one(tiny_study: dict) -> None:
@@ -38,16 +52,31 @@ def test_a_large_list_of_which_few_can_exist_is_known_to_its_last_one(tiny_study
     study = optuna.create_study(directions=["minimize"] * 2)
     for batch in some[:-1]:
         for rate in (1e-4, 1e-3):
-            params = {"global_batch_size": batch, "micro_batch_size_per_gpu": batch, "learning_rate": rate}
+            params = {
+                "global_batch_size": batch,
+                "micro_batch_size_per_gpu": batch,
+                "learning_rate": rate,
+            }
             state = optuna.trial.TrialState.FAIL
-            study.add_trial(optuna.trial.create_trial(params=params, distributions=strategy.distributions, state=state))
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=params, distributions=strategy.distributions, state=state
+                )
+            )
     for number in (len(study.trials), len(study.trials) + 1):
         assert strategy.why_ended(study.trials, number) is None
         study.sampler = strategy.sampler(study.trials, number)
         trial = study.ask(strategy.distributions)
-        assert trial.params["global_batch_size"] == trial.params["micro_batch_size_per_gpu"] == some[-1]
+        assert (
+            trial.params["global_batch_size"]
+            == trial.params["micro_batch_size_per_gpu"]
+            == some[-1]
+        )
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    assert strategy.why_ended(study.trials, len(study.trials)) == "every configuration of the search space has been run"
+    assert (
+        strategy.why_ended(study.trials, len(study.trials))
+        == "every configuration of the search space has been run"
+    )
 
 
 SCHEDULES = {
@@ -70,26 +99,42 @@ def is_of_schedules(configurations: list[dict]) -> bool:
 def test_of_configurations_that_train_alike_one_is_a_candidate(tiny_study: dict) -> None:
     strategy = strategy_of(tiny_study, SCHEDULES)
     canonical = strategy._space.canonical
-    untried = Candidates(strategy.distributions, lambda _: True, canonical=canonical).untried((), (), RNG)
+    untried = Candidates(strategy.distributions, lambda _: True, canonical=canonical).untried(
+        (), (), RNG
+    )
     assert is_of_schedules(untried)
-    near = Candidates(strategy.distributions, lambda _: True, canonical=canonical).untried((), untried[:4], RNG)
+    near = Candidates(strategy.distributions, lambda _: True, canonical=canonical).untried(
+        (), untried[:4], RNG
+    )
     assert len(near) > len(untried) and is_of_schedules(near)
 
 
 @pytest.mark.parametrize(("scaling", "rates"), [("none", 1), ("sqrt", 2)])
-def test_a_rate_that_goes_with_the_ranks_is_a_quality_of_its_own(scaling: str, rates: int, tiny_study: dict) -> None:
-    space = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1, "world_size": {"choices": [1, 4]}}
+def test_a_rate_that_goes_with_the_ranks_is_a_quality_of_its_own(
+    scaling: str, rates: int, tiny_study: dict
+) -> None:
+    space = {
+        "global_batch_size": 8,
+        "learning_rate": 1e-3,
+        "epochs": 1,
+        "world_size": {"choices": [1, 4]},
+    }
     tiny_study["launch"]["cpu_ranks"] = 4
     strategy = strategy_of(tiny_study, {**space, "learning_rate_scaling": scaling})
     values = [{"world_size": ranks} for ranks in (1, 4)]
     assert len({strategy._carbon._rate(value) for value in values}) == rates
-    rows = Encoder(strategy._movable).curve_rows([{**value, **strategy._carbon._complete(value)} for value in values])
+    rows = SpaceEncoder(strategy._movable).curve_rows(
+        [{**value, **strategy._carbon._complete(value)} for value in values]
+    )
     assert len({tuple(row) for row in rows.tolist()}) == rates
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
 def test_of_configurations_that_train_alike_one_is_proposed(sampler: str, tiny_study: dict) -> None:
-    strategy, study = strategy_of(tiny_study, SCHEDULES, sampler), optuna.create_study(directions=["minimize"] * 2)
+    strategy, study = (
+        strategy_of(tiny_study, SCHEDULES, sampler),
+        optuna.create_study(directions=["minimize"] * 2),
+    )
     for number in range(8):
         study.sampler = strategy.sampler(study.trials, number)
         study.tell(study.ask(strategy.distributions), state=optuna.trial.TrialState.FAIL)
@@ -121,7 +166,10 @@ def test_sparse_ranges_are_searched_until_something_can_exist(seed: int, tiny_st
     ],
 )
 def test_wide_ranges_are_drawn_from_all_over(distribution: BaseDistribution) -> None:
-    drawn = [candidate["x"] for candidate in Candidates({"x": distribution}, lambda _: True).untried((), (), RNG)]
+    drawn = [
+        candidate["x"]
+        for candidate in Candidates({"x": distribution}, lambda _: True).untried((), (), RNG)
+    ]
     assert len(set(drawn)) > 500
     assert distribution.low <= min(drawn) and max(drawn) <= distribution.high
 
@@ -165,12 +213,16 @@ def test_a_user_attribute_that_cannot_be_is_named(name: str, value: object) -> N
     trial = study.ask(SPACE)
     trial.set_user_attr(name, value)
     study.tell(trial, [10.0, 8.0])
-    with pytest.raises(ValueError, match=f"trial 0: carbonopt's sampler can't use the user attribute {name}, "):
+    with pytest.raises(
+        ValueError, match=f"trial 0: carbonopt's sampler can't use the user attribute {name}, "
+    ):
         study.ask(SPACE)
 
 
 def test_a_curve_that_no_training_has_is_refused() -> None:
-    """Percentages, for one, would teach the sampler without a word that a trial is far beyond its target."""
+    """Percentages, for one, would teach the sampler without a word that a trial is far beyond its
+    target.
+    """
     study = optuna.create_study(
         directions=["minimize", "maximize"], sampler=CarbonSampler(target=0.9, quality="accuracy")
     )
@@ -178,7 +230,10 @@ def test_a_curve_that_no_training_has_is_refused() -> None:
     trial.set_user_attr(TOTAL_STEPS, 10)
     trial.set_user_attr(CURVE, [[1, 0.4], [2, 50.0]])
     study.tell(trial, [10.0, 0.6])
-    with pytest.raises(ValueError, match="trial 0: accuracy in its user attribute curve must be at most 1, but is 50"):
+    with pytest.raises(
+        ValueError,
+        match="trial 0: accuracy in its user attribute curve must be at most 1, but is 50",
+    ):
         study.ask(SPACE)
 
 
@@ -190,13 +245,17 @@ def test_a_curve_that_no_training_has_is_refused() -> None:
         ((7, 3), "rise, but 7 is followed by 3"),
     ],
 )
-def test_a_curve_whose_steps_do_not_rise_or_pass_the_last_is_refused(steps: tuple[int, int], rule: str) -> None:
+def test_a_curve_whose_steps_do_not_rise_or_pass_the_last_is_refused(
+    steps: tuple[int, int], rule: str
+) -> None:
     study = asked()
     trial = study.ask(SPACE)
     trial.set_user_attr(TOTAL_STEPS, 10)
     trial.set_user_attr(CURVE, [[step, 3.0] for step in steps])
     study.tell(trial, [10.0, 8.0])
-    with pytest.raises(ValueError, match=f"trial 0: the steps of its user attribute curve must {rule}"):
+    with pytest.raises(
+        ValueError, match=f"trial 0: the steps of its user attribute curve must {rule}"
+    ):
         study.ask(SPACE)
 
 
@@ -228,7 +287,10 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
         ({"target": 0.5}, "target must be a finite perplexity, at least 1, but got 0.5"),
         ({"target": math.nan}, "target must be a finite perplexity, at least 1, but got nan"),
         ({"target": math.inf}, "target must be a finite perplexity, at least 1, but got inf"),
-        ({"quality": "accuracy"}, "target must be a finite accuracy, at least 0 and at most 1, but got 7.0"),
+        (
+            {"quality": "accuracy"},
+            "target must be a finite accuracy, at least 0 and at most 1, but got 7.0",
+        ),
         ({"quality": "loss"}, "quality must be one of perplexity, accuracy, .*, but got 'loss'"),
         ({"goal": "x"}, "goal must be 'recommend' or 'front', but got 'x'"),
         ({"memory_gib": 0}, "memory_gib must be above 0"),
@@ -236,11 +298,23 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
         ({"memory_gib": "80"}, "memory_gib must be above 0"),
         ({"target": "7"}, "target must be a finite perplexity, at least 1, but got '7'"),
         ({"target": True}, "target must be a finite perplexity, at least 1, but got True"),
-        ({"seed": -1}, "seed must be a whole number from 0, or None for another one each time, but got -1"),
+        (
+            {"seed": -1},
+            "seed must be a whole number from 0, or None for another one each time, but got -1",
+        ),
         ({"search_space": [1]}, r"search_space must give dimensions by their names, but got \[1\]"),
-        ({"affects": {"watts": "memory"}}, "affects must say 'cost' or 'quality' .*, but got 'memory' of watts"),
-        ({"affects": {"epochs": "cost"}}, "affects must say 'cost' or 'quality' .*, but got 'cost' of epochs"),
-        ({"listed": []}, r"listed must be a list of all combinations that can exist, or None, but is \[\]"),
+        (
+            {"affects": {"watts": "memory"}},
+            "affects must say 'cost' or 'quality' .*, but got 'memory' of watts",
+        ),
+        (
+            {"affects": {"epochs": "cost"}},
+            "affects must say 'cost' or 'quality' .*, but got 'cost' of epochs",
+        ),
+        (
+            {"listed": []},
+            r"listed must be a list of all combinations that can exist, or None, but is \[\]",
+        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(settings: dict, message: str) -> None:
@@ -266,7 +340,9 @@ def test_arguments_out_of_range_are_refused(settings: dict, message: str) -> Non
         ("learning_rate_scaling", CategoricalDistribution(("cubic", "linear"))),
     ],
 )
-def test_a_dimension_that_can_not_be_is_named_at_the_first_proposal(name: str, distribution: BaseDistribution) -> None:
+def test_a_dimension_that_can_not_be_is_named_at_the_first_proposal(
+    name: str, distribution: BaseDistribution
+) -> None:
     with pytest.raises(ValueError, match=f"{name} can't be .*: leave it out of the search space"):
         asked({name: distribution}).ask({name: distribution})
 
@@ -274,25 +350,47 @@ def test_a_dimension_that_can_not_be_is_named_at_the_first_proposal(name: str, d
 @pytest.mark.parametrize(
     ("settings", "refused"),
     [
-        ({"complete": lambda values: None}, "complete must return what is fixed by its names, but returned None"),
+        (
+            {"complete": lambda values: None},
+            "complete must return what is fixed by its names, but returned None",
+        ),
         (
             {"complete": lambda values: {"warmup_ratio": math.nan}},
             "warmup_ratio can't be nan, but complete has given it",
         ),
-        ({"complete": lambda values: {"world_size": 0}}, "world_size can't be 0, but complete has given it"),
-        ({"complete": lambda values: {"weights": [1]}}, r"weights can't be \[1\], but complete has given it"),
-        ({"canonical": lambda values: {}}, "canonical must give a value for each of learning_rate, epochs, but got"),
-        ({"canonical": lambda values: None}, "canonical must give a value for each of learning_rate, epochs, but got"),
-        ({"listed": [{"epochs": 1}]}, "listed must give a value for each of learning_rate, epochs, but got"),
+        (
+            {"complete": lambda values: {"world_size": 0}},
+            "world_size can't be 0, but complete has given it",
+        ),
+        (
+            {"complete": lambda values: {"weights": [1]}},
+            r"weights can't be \[1\], but complete has given it",
+        ),
+        (
+            {"canonical": lambda values: {}},
+            "canonical must give a value for each of learning_rate, epochs, but got",
+        ),
+        (
+            {"canonical": lambda values: None},
+            "canonical must give a value for each of learning_rate, epochs, but got",
+        ),
+        (
+            {"listed": [{"epochs": 1}]},
+            "listed must give a value for each of learning_rate, epochs, but got",
+        ),
     ],
 )
-def test_functions_and_lists_that_give_what_cannot_be_are_named(settings: dict, refused: str) -> None:
+def test_functions_and_lists_that_give_what_cannot_be_are_named(
+    settings: dict, refused: str
+) -> None:
     with pytest.raises(ValueError, match=refused):
         asked(**settings).ask(SPACE)
 
 
 def test_a_dimension_that_is_no_distribution_is_named() -> None:
-    with pytest.raises(ValueError, match=r"epochs must be one of Optuna's distributions, but is \[1, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"epochs must be one of Optuna's distributions, but is \[1, 2\]"
+    ):
         asked({"epochs": [1, 2]}).ask({"epochs": CategoricalDistribution([1, 2])})
 
 

@@ -1,4 +1,6 @@
-"""Trainings that come to nothing: which ones they are, what is learned from them, and when a running one is stopped."""
+"""Trainings that come to nothing: which ones they are, what is learned from them, and when a
+running one is stopped.
+"""
 
 import dataclasses
 import math
@@ -10,11 +12,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from search.test_proposal import SPACE, nll, ran
 
 from carbonopt.core.quality import ACCURACY, PERPLEXITY
+from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.models.collapse import chance_to_learn, highest_end
 from carbonopt.search.models.curves import CORE, CurveModel, Link
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
-from carbonopt.search.proposal import Knowledge
-from carbonopt.search.pruning import LIKELY, largest_fall, lowest_surprises, should_prune
+from carbonopt.search.pruning import LIKELY, forecast_of_miss, largest_fall, lowest_errors
 from carbonopt.search.sampler import CarbonSampler
 
 LOW = {"global_batch_size": 32, "learning_rate": 1e-3, "epochs": 2, "micro_batch_size_per_gpu": 8}
@@ -43,7 +45,9 @@ def test_rates_near_those_that_collapsed_are_less_likely_to_learn() -> None:
     assert (np.diff(chances[1:]) < 0).all()
     assert chances[:2].min() > 0.75 and chances[-2:].max() < 0.4
     assert chance_to_learn(known, known, rates < 0).tolist() == [1.0] * 6, "none has collapsed"
-    assert chance_to_learn(known, known, rates > 0).tolist() == [1.0] * 6, "nothing tells where it is better"
+    assert chance_to_learn(known, known, rates > 0).tolist() == [1.0] * 6, (
+        "nothing tells where it is better"
+    )
 
 
 def diverged(number: int, values: dict):
@@ -51,14 +55,23 @@ def diverged(number: int, values: dict):
 
 
 def test_a_collapsed_training_is_an_end_somewhat_above_the_others_and_its_curve_is_none() -> None:
-    known = [ran(number, {**LOW, "learning_rate": rate}) for number, rate in enumerate((3e-4, 1e-3, 3e-3))]
+    known = [
+        ran(number, {**LOW, "learning_rate": rate})
+        for number, rate in enumerate((3e-4, 1e-3, 3e-3))
+    ]
     stuck = ran(3, {**LOW, "learning_rate": 1e-2}, curve=tuple((k / 8, 9.0) for k in range(1, 9)))
-    knowledge = Knowledge(PERPLEXITY, SPACE, [*known, stuck, diverged(4, {**LOW, "learning_rate": 1e-2})])
-    assert [knowledge.collapsed(trial) for trial in knowledge.observations] == [False] * 3 + [True] * 2
+    knowledge = Knowledge(
+        PERPLEXITY, SPACE, [*known, stuck, diverged(4, {**LOW, "learning_rate": 1e-2})]
+    )
+    assert [knowledge.collapsed(trial) for trial in knowledge.observations] == [False] * 3 + [
+        True
+    ] * 2
     worst = max(trial.final_loss for trial in known)
     for trial in knowledge.observations[3:]:
         assert knowledge.as_modelled(trial).curve == ((1.0, pytest.approx(worst * math.exp(0.2))),)
-    running = ran(5, LOW, curve=((1 / 8, 50.0), (2 / 8, 40.0), (3 / 8, 2.5), (4 / 8, 30.0)), complete=False)
+    running = ran(
+        5, LOW, curve=((1 / 8, 50.0), (2 / 8, 40.0), (3 / 8, 2.5), (4 / 8, 30.0)), complete=False
+    )
     shown = knowledge.as_modelled(running).curve
     assert shown == ((3 / 8, pytest.approx(2.5)), (4 / 8, pytest.approx(worst * math.exp(0.7))))
 
@@ -93,23 +106,41 @@ def test_a_complete_trial_that_ended_at_infinity_meets_nothing_and_is_left_out_o
 
     falling = [[step, 3.0 - step / 100] for step in range(10, 101, 10)]
     early, late = [[50, math.inf]], [[50, 2.5], [100, math.inf]]
-    trials = [told(0, 1e-3, math.exp(2.0), falling), told(1, 3e-3, math.inf, early), told(2, 3e-3, math.inf, late)]
+    trials = [
+        told(0, 1e-3, math.exp(2.0), falling),
+        told(1, 3e-3, math.inf, early),
+        told(2, 3e-3, math.inf, late),
+    ]
     sampler = CarbonSampler("perplexity", 20.0, search_space=space)
     knowledge = sampler.knowledge(trials, space)
     assert [trial.number for trial, *_ in knowledge.ends] == [0]
-    assert list(sampler.meeting(knowledge, ())) == [0]
-    running = ran(3, {**LOW, "learning_rate": 1e-3}, curve=((0.2, 2.9), (0.4, 2.85), (0.6, 2.83)), complete=False)
+    assert [trial.number for trial in sampler.meeting(knowledge, ())] == [0]
+    running = ran(
+        3,
+        {**LOW, "learning_rate": 1e-3},
+        curve=((0.2, 2.9), (0.4, 2.85), (0.6, 2.83)),
+        complete=False,
+    )
     alone = sampler.knowledge(trials[:1], space)
-    assert should_prune(knowledge, running, 0.5) is not None and should_prune(alone, running, 0.5) is not None
+    assert (
+        forecast_of_miss(knowledge, running, 0.5) is not None
+        and forecast_of_miss(alone, running, 0.5) is not None
+    )
 
 
 def test_one_collapsed_training_does_not_change_what_is_told_of_the_others() -> None:
-    """Its loss is six times that of all others: as a point like theirs it would be most of the noise."""
+    """Its loss is six times that of all others: as a point like theirs it would be most of the
+    noise.
+    """
     known = [
         ran(number, {**LOW, "learning_rate": rate, "global_batch_size": batch})
-        for number, (rate, batch) in enumerate([(3e-4, 16), (1e-3, 32), (3e-3, 64), (3e-4, 64), (1e-3, 16)])
+        for number, (rate, batch) in enumerate(
+            [(3e-4, 16), (1e-3, 32), (3e-3, 64), (3e-4, 64), (1e-3, 16)]
+        )
     ]
-    collapsed = ran(5, {**LOW, "learning_rate": 1e-2}, curve=tuple((k / 8, 15.0) for k in range(1, 9)))
+    collapsed = ran(
+        5, {**LOW, "learning_rate": 1e-2}, curve=tuple((k / 8, 15.0) for k in range(1, 9))
+    )
     new = {**LOW, "learning_rate": 3e-3, "global_batch_size": 32}
     for observations in (known, [*known, collapsed]):
         knowledge = Knowledge(PERPLEXITY, SPACE, observations)
@@ -117,10 +148,13 @@ def test_one_collapsed_training_does_not_change_what_is_told_of_the_others() -> 
         assert math.exp(mean[0]) == pytest.approx(nll(new), rel=0.05)
         assert (with_all := spread[0]) < 0.05
     plain = knowledge.encoder.points(knowledge.observations)
-    _, spread = CurveModel(plain, Link(), knowledge.encoder.centre()).predict(knowledge.encoder.curve_rows([new]))
+    _, spread = CurveModel(plain, Link(), knowledge.encoder.centre()).predict(
+        knowledge.encoder.curve_rows([new])
+    )
     assert spread[0] > 2 * with_all, "what it would be"
 
 
+@pytest.mark.slow
 def test_divergence_keeps_the_search_away_from_its_rate() -> None:
     """Above 1e-2 all diverge, and say no more than that."""
     space = {
@@ -144,7 +178,8 @@ def test_divergence_keeps_the_search_away_from_its_rate() -> None:
     assert sum(rate > 1e-2 for rate in rates) <= 4, rates
 
 
-# ------------------------------------------------------------------------------------------------------------- pruning
+# -------------------------------------------------------------------------------------------------------------
+# pruning
 
 
 def known_trials(count: int) -> list:
@@ -159,7 +194,9 @@ def test_a_surprise_is_what_the_model_without_those_evaluations_says() -> None:
     knowledge = Knowledge(PERPLEXITY, SPACE, known_trials(6))
     points, model = knowledge.curves.points, knowledge.curves
     hidden = (points.trial == 2) & (points.share > 0.5)
-    shown = dataclasses.replace(points, **{name: getattr(points, name)[~hidden] for name in vars(points)})
+    shown = dataclasses.replace(
+        points, **{name: getattr(points, name)[~hidden] for name in vars(points)}
+    )
     without = CurveModel.__new__(CurveModel)
     without.__dict__.update(vars(model))
     without.__dict__ |= {
@@ -182,18 +219,23 @@ def half_way(trial: Observation) -> Observation:
 
 def test_forecasts_are_believed_as_far_as_complete_trials_have_borne_them_out() -> None:
     hopeless = half_way(ran(9, {**LOW, "learning_rate": 3e-4, "global_batch_size": 64}))
-    forecast = should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(6)), hopeless, 1.5)
-    assert forecast.checked_trials == 6 and LIKELY <= forecast.sds_needed < LIKELY + 1.5 < forecast.sds_short
+    forecast = forecast_of_miss(Knowledge(PERPLEXITY, SPACE, known_trials(6)), hopeless, 1.5)
+    assert (
+        forecast.checked_trials == 6
+        and LIKELY <= forecast.sds_needed < LIKELY + 1.5 < forecast.sds_short
+    )
     assert forecast.step == hopeless.total_steps // 2
     assert forecast.value == pytest.approx(math.exp(nll(hopeless.params)), rel=0.05)
     # A trial whose loss falls by a tenth in its last quarter, as none did before.
     late = ran(6, {**LOW, "learning_rate": 3e-3})
     curve = tuple((share, loss * (1 - 0.4 * max(0.0, share - 0.75))) for share, loss in late.curve)
-    surprised = Knowledge(PERPLEXITY, SPACE, [*known_trials(6), dataclasses.replace(late, curve=curve)])
+    surprised = Knowledge(
+        PERPLEXITY, SPACE, [*known_trials(6), dataclasses.replace(late, curve=curve)]
+    )
     before = Knowledge(PERPLEXITY, SPACE, known_trials(6))
     assert (
-        min(lowest_surprises(surprised, surprised.observations))
-        < min(lowest_surprises(before, before.observations)) - 0.5
+        min(lowest_errors(surprised, surprised.observations))
+        < min(lowest_errors(before, before.observations)) - 0.5
     )
 
 
@@ -201,15 +243,27 @@ def test_a_hopeless_trial_is_stopped_once_forecasts_are_believed() -> None:
     hopeless = ran(9, {**LOW, "learning_rate": 3e-4, "global_batch_size": 64}, evaluations=8)
     half = half_way(hopeless)
     target_loss = 0.8 * hopeless.final_loss
-    assert should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, target_loss)
+    assert forecast_of_miss(Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, target_loss)
     behind = half.curve[-1][1] + 0.01
-    worse = [dataclasses.replace(trial, curve=(*trial.curve[:4], (1.0, behind))) for trial in known_trials(5)]
-    assert should_prune(Knowledge(PERPLEXITY, SPACE, worse), half, target_loss) is None, "none came as far"
-    assert should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, 1.02 * hopeless.final_loss) is None
+    worse = [
+        dataclasses.replace(trial, curve=(*trial.curve[:4], (1.0, behind)))
+        for trial in known_trials(5)
+    ]
+    assert forecast_of_miss(Knowledge(PERPLEXITY, SPACE, worse), half, target_loss) is None, (
+        "none came as far"
+    )
+    assert (
+        forecast_of_miss(
+            Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, 1.02 * hopeless.final_loss
+        )
+        is None
+    )
     # One whose loss fell by two fifths after half of its way: as far as this one's would have to.
     late = ran(5, {**LOW, "learning_rate": 3e-3})
     late = dataclasses.replace(late, curve=(*late.curve[:4], (1.0, 0.6 * late.curve[3][1])))
     surprised = Knowledge(PERPLEXITY, SPACE, [*known_trials(5), late])
     assert largest_fall(surprised, [late], 0.5) == pytest.approx(-math.log(0.6))
-    assert should_prune(surprised, half, 0.61 * half.curve[-1][1]) is None
-    assert should_prune(Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, 0.61 * half.curve[-1][1])
+    assert forecast_of_miss(surprised, half, 0.61 * half.curve[-1][1]) is None
+    assert forecast_of_miss(
+        Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, 0.61 * half.curve[-1][1]
+    )

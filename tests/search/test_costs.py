@@ -9,8 +9,14 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 
 from carbonopt.search.models.costs import SettingModel, chance_to_fit
-from carbonopt.search.models.features import Encoder
-from carbonopt.search.observation import COST_PER_STEP, CURVE, OUT_OF_MEMORY, PEAK_MEMORY_GIB, TOTAL_STEPS
+from carbonopt.search.models.features import SpaceEncoder
+from carbonopt.search.observation import (
+    COST_PER_STEP,
+    CURVE,
+    OUT_OF_MEMORY,
+    PEAK_MEMORY_GIB,
+    TOTAL_STEPS,
+)
 from carbonopt.search.sampler import CarbonSampler
 
 DISTRIBUTIONS = {
@@ -22,7 +28,7 @@ DISTRIBUTIONS = {
     "offload": CategoricalDistribution(("none", "optimizer")),
 }
 SEEDS = 3
-ENCODER = Encoder(DISTRIBUTIONS)
+ENCODER = SpaceEncoder(DISTRIBUTIONS)
 EVERY = [
     dict(zip(DISTRIBUTIONS, combination, strict=True))
     for combination in itertools.product(*(d.choices for d in DISTRIBUTIONS.values()))
@@ -32,7 +38,9 @@ EVERY = [
 def step_cost(values: dict) -> float:
     """Joules: a large micro batch is cheap, partitioning and offload are dear."""
     batch, micro = values["global_batch_size"], values["micro_batch_size_per_gpu"]
-    dear = (1, 1.02, 1.1, 1.4)[values["zero_stage"]] * (1.6 if values["offload"] == "optimizer" else 1.0)
+    dear = (1, 1.02, 1.1, 1.4)[values["zero_stage"]] * (
+        1.6 if values["offload"] == "optimizer" else 1.0
+    )
     return batch * (0.5 + 2.0 / micro) * dear
 
 
@@ -40,7 +48,9 @@ def test_the_cost_of_a_step_is_told_between_known_settings() -> None:
     rng = np.random.default_rng(0)
     known = [EVERY[index] for index in rng.permutation(len(EVERY))[:40]]
     asked = [EVERY[index] for index in rng.permutation(len(EVERY))[:200]]
-    model = SettingModel(ENCODER.system_rows(known), np.array([step_cost(values) for values in known]))
+    model = SettingModel(
+        ENCODER.system_rows(known), np.array([step_cost(values) for values in known])
+    )
     mean, spread = model.predict(ENCODER.system_rows(asked))
     off = np.abs(mean - np.log([step_cost(values) for values in asked]))
     assert np.median(off) < 0.05
@@ -61,9 +71,13 @@ def test_settings_that_leave_the_cost_alone_are_one_setting() -> None:
 
 
 def test_what_was_measured_beside_other_work_gives_way_to_what_was_not() -> None:
-    """A probe that waited for a third of its time said 2.8 times as much as trials after it, on two cores."""
+    """A probe that waited for a third of its time said 2.8 times as much as trials after it, on two
+    cores.
+    """
     rows = ENCODER.system_rows([EVERY[0], EVERY[0]])
-    mean, spread = SettingModel(rows, np.array([2.8, 1.0]), np.array([0.36, 0.02])).predict(rows[:1])
+    mean, spread = SettingModel(rows, np.array([2.8, 1.0]), np.array([0.36, 0.02])).predict(
+        rows[:1]
+    )
     assert math.exp(mean[0]) == pytest.approx(1.0, rel=0.02)
     alone, unsure = SettingModel(rows[:1], np.array([2.8]), np.array([0.36])).predict(rows[:1])
     assert math.exp(alone[0]) == pytest.approx(2.8) and unsure[0] > 5 * spread[0]
@@ -75,7 +89,10 @@ def test_with_nothing_known_larger_batches_cost_more_but_less_than_in_proportion
     model = SettingModel(np.zeros((0, 3)), np.zeros(0))
     mean, spread = model.predict(
         ENCODER.system_rows(
-            [{**EVERY[0], "global_batch_size": batch, "micro_batch_size_per_gpu": batch} for batch in (16, 32)]
+            [
+                {**EVERY[0], "global_batch_size": batch, "micro_batch_size_per_gpu": batch}
+                for batch in (16, 32)
+            ]
         )
     )
     assert 0 < mean[1] - mean[0] < math.log(2)
@@ -84,14 +101,17 @@ def test_with_nothing_known_larger_batches_cost_more_but_less_than_in_proportion
 
 def test_draws_are_spread_as_predictions_are() -> None:
     known, asked = EVERY[::97], EVERY[::53]
-    model = SettingModel(ENCODER.system_rows(known), np.array([step_cost(values) for values in known]))
+    model = SettingModel(
+        ENCODER.system_rows(known), np.array([step_cost(values) for values in known])
+    )
     mean, spread = model.predict(ENCODER.system_rows(asked))
     drawn = model.sample(ENCODER.system_rows(asked), 20_000, np.random.default_rng(1))
     np.testing.assert_allclose(drawn.mean(1), mean, atol=0.05 * max(spread))
     np.testing.assert_allclose(drawn.std(1), spread, rtol=0.05, atol=2e-3)
 
 
-# -------------------------------------------------------------------------------------------------------------- memory
+# --------------------------------------------------------------------------------------------------------------
+# memory
 
 
 def memory_gib(values: dict) -> float:
@@ -104,7 +124,13 @@ def told(*trials: tuple[dict, float | None]) -> tuple[np.ndarray, list[float | N
     return ENCODER.memory_rows([values for values, _ in trials]), [peak for _, peak in trials]
 
 
-BASE = {"global_batch_size": 64, "learning_rate": 1e-3, "epochs": 1, "zero_stage": 1, "offload": "none"}
+BASE = {
+    "global_batch_size": 64,
+    "learning_rate": 1e-3,
+    "epochs": 1,
+    "zero_stage": 1,
+    "offload": "none",
+}
 
 
 def micro(size: int, **changes: object) -> dict:
@@ -114,12 +140,16 @@ def micro(size: int, **changes: object) -> dict:
 @pytest.mark.parametrize("capacity_gib", [None, 80.0])
 def test_nothing_known_is_no_reason_against_anything(capacity_gib: float | None) -> None:
     rows = ENCODER.memory_rows([micro(2), micro(64)])
-    assert (chance_to_fit(rows, ENCODER.memory_rows([]).reshape(0, 0), [], capacity_gib) == 1.0).all()
+    assert (
+        chance_to_fit(rows, ENCODER.memory_rows([]).reshape(0, 0), [], capacity_gib) == 1.0
+    ).all()
 
 
 def test_what_ran_out_of_memory_speaks_against_itself_and_all_that_needs_more() -> None:
     known, peaks = told((micro(8), 24.0), (micro(32), None))
-    chances = chance_to_fit(ENCODER.memory_rows([micro(4), micro(8), micro(32), micro(64)]), known, peaks, None)
+    chances = chance_to_fit(
+        ENCODER.memory_rows([micro(4), micro(8), micro(32), micro(64)]), known, peaks, None
+    )
     assert (chances[:2] > 0.8).all()
     assert (chances[2:] < 0.2).all()
 
@@ -148,13 +178,20 @@ def nll(values: dict, share: float) -> float:
 def out_of_memory(seed: int, known_capacity_gib: float | None, trials: int = 30) -> list[bool]:
     """Of each trial of a simulated study, whether it ran out of memory."""
     sampler = CarbonSampler(
-        "perplexity", 12.0, valid=exists, memory_gib=known_capacity_gib, search_space=DISTRIBUTIONS, seed=seed
+        "perplexity",
+        12.0,
+        valid=exists,
+        memory_gib=known_capacity_gib,
+        search_space=DISTRIBUTIONS,
+        seed=seed,
     )
     study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
     ended = []
     for _ in range(trials):
         trial = study.ask()
-        values = {name: trial._suggest(name, distribution) for name, distribution in DISTRIBUTIONS.items()}
+        values = {
+            name: trial._suggest(name, distribution) for name, distribution in DISTRIBUTIONS.items()
+        }
         if memory_gib(values) > CAPACITY_GIB:
             ended.append(True)
             trial.set_user_attr(OUT_OF_MEMORY, True)
@@ -178,7 +215,10 @@ def exists(values: dict) -> bool:
 
 @pytest.mark.slow
 def test_few_trials_run_out_of_memory() -> None:
-    assert sum(not exists(values) or memory_gib(values) > CAPACITY_GIB for values in EVERY) > len(EVERY) / 4
+    assert (
+        sum(not exists(values) or memory_gib(values) > CAPACITY_GIB for values in EVERY)
+        > len(EVERY) / 4
+    )
     assert np.mean([out_of_memory(seed, CAPACITY_GIB) for seed in range(SEEDS)]) < 0.05
 
 

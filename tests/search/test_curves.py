@@ -13,8 +13,12 @@ CENTRE = (math.log(32), math.log(1e-3))
 SHARES = np.arange(1, 9) / 8
 
 
-def power_law(batch: float, rate: float, steps: float, kind: np.ndarray, optimum: float, rng=None) -> float:
-    """A loss: an irreducible part, a power of the steps, a basin over the rate; noise of half a percent."""
+def power_law(
+    batch: float, rate: float, steps: float, kind: np.ndarray, optimum: float, rng=None
+) -> float:
+    """A loss: an irreducible part, a power of the steps, a basin over the rate; noise of half a
+    percent.
+    """
     off = math.log(rate / (1e-3 * optimum * math.sqrt(batch / 32)))
     loss = 1.8 + 6.0 * (steps * batch / 32) ** -0.35 + 0.08 * off**2 + 0.02 * kind.sum()
     return loss * (1.0 if rng is None else math.exp(0.005 * rng.standard_normal()))
@@ -29,14 +33,18 @@ def trials(rng: np.random.Generator, count: int, others: int = 0, noisy: bool = 
         kind, total = rng.random(others), 4096 * rng.choice([1, 2, 4]) / batch * 8
         for share in SHARES:
             rows.append([math.log(batch), math.log(rate), math.log(total * share), 1.0, *kind])
-            losses.append(power_law(batch, rate, total * share, kind, optimum, rng if noisy else None))
+            losses.append(
+                power_law(batch, rate, total * share, kind, optimum, rng if noisy else None)
+            )
             trial.append(number)
             shares.append(share)
     return Points(np.array(rows), np.array(losses), np.array(trial), np.array(shares))
 
 
 def subset(points: Points, which: np.ndarray) -> Points:
-    return Points(points.rows[which], points.losses[which], points.trial[which], points.share[which])
+    return Points(
+        points.rows[which], points.losses[which], points.trial[which], points.share[which]
+    )
 
 
 @pytest.mark.parametrize("others", [0, 2])
@@ -44,12 +52,16 @@ def test_the_gradient_is_that_of_the_objective(others: int) -> None:
     rng = np.random.default_rng(others)
     model = CurveModel(trials(rng, 5, others), Link(), CENTRE, effort=3)
     for _ in range(4):
-        place = model._prior[:, 0] + 0.7 * model._prior[:, 1] * rng.standard_normal(len(model.parameters))
+        place = model._prior[:, 0] + 0.7 * model._prior[:, 1] * rng.standard_normal(
+            len(model.parameters)
+        )
         _, gradient = model._objective(place)
         for index in range(len(place)):
             change = np.zeros_like(place)
             change[index] = 1e-5
-            slope = (model._objective(place + change)[0] - model._objective(place - change)[0]) / 2e-5
+            slope = (
+                model._objective(place + change)[0] - model._objective(place - change)[0]
+            ) / 2e-5
             assert gradient[index] == pytest.approx(slope, rel=1e-3, abs=1e-3), f"parameter {index}"
 
 
@@ -60,7 +72,9 @@ def test_predictions_go_through_what_was_measured_and_know_less_away_from_it() -
     np.testing.assert_allclose(np.exp(mean), points.losses, rtol=0.02)
     away = points.rows[-1] + np.array([[0, index, 0, 0] for index in range(6)])
     assert (np.diff(model.predict(away)[1]) > 0).all(), "further in the rate"
-    assert model.predict(points.rows)[1].min() >= spread.min(), "another seed is less certain than the trial itself"
+    assert model.predict(points.rows)[1].min() >= spread.min(), (
+        "another seed is less certain than the trial itself"
+    )
 
 
 def test_nothing_measured_is_the_prior() -> None:
@@ -103,12 +117,16 @@ def test_what_a_running_trial_shows_of_itself_is_taken_in_and_old_spikes_stay_di
     clean, model = CurveModel(known, Link(), CENTRE), CurveModel(spiked, Link(), CENTRE)
     mean, spread = model.given(own).predict(end, [5])
     assert spread < model.predict(end)[1], "its own curve tells something"
-    assert spread < 2 * clean.given(own).predict(end, [5])[1], "the spike doesn't count as noise of all"
+    assert spread < 2 * clean.given(own).predict(end, [5])[1], (
+        "the spike doesn't count as noise of all"
+    )
     assert mean == pytest.approx(truth, abs=0.03)
 
 
 def left_out() -> Iterator[float]:
-    """How many standard deviations the ends of trials lie off, told from 10 others and half their own curve or none."""
+    """How many standard deviations the ends of trials lie off, told from 10 others and half their
+    own curve or none.
+    """
     for seed in range(12):
         points = trials(np.random.default_rng([99, seed]), 16)
         known = CurveModel(subset(points, points.trial < 10), Link(), CENTRE)
@@ -128,9 +146,13 @@ def test_ninety_percent_intervals_hold_about_as_many() -> None:
 
 
 def test_few_errors_tell_little() -> None:
-    """Shares of errors are counts: of k wrong examples, the logarithm has a standard deviation of about 1/√k."""
+    """Shares of errors are counts: of k wrong examples, the logarithm has a standard deviation of
+    about 1/√k.
+    """
     points = trials(np.random.default_rng(5), 8)
-    losses = 0.02 * np.exp(points.losses - points.losses.max())  # far below the noise of 100 examples
+    losses = 0.02 * np.exp(
+        points.losses - points.losses.max()
+    )  # far below the noise of 100 examples
     shares = replace(points, losses=losses)
     exact = CurveModel(shares, Link(), CENTRE)
     model = CurveModel(shares, Link(examples=100), CENTRE)

@@ -31,8 +31,11 @@ def written(path: Path, *lines: dict | str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_each_search_counts_its_joules_by_the_cheapest(tmp_path: Path) -> None:
-    """Of runs whose learning rate alone decides; one diverges. A dimension of one value is no dimension."""
+    """Of runs whose learning rate alone decides; one diverges. A dimension of one value is no
+    dimension.
+    """
     lines = [
         {
             **LINE,
@@ -46,62 +49,110 @@ def test_each_search_counts_its_joules_by_the_cheapest(tmp_path: Path) -> None:
         for rate in (1e-4, 3e-4, 1e-3, 3e-3)
         for epochs in (1, 2)
     ]
-    diverged = {**LINE, "params": {**LINE["params"], "learning_rate": 1e-2}, "evals": [{"step": 40, "nll": None}]}
+    diverged = {
+        **LINE,
+        "params": {**LINE["params"], "learning_rate": 1e-2},
+        "evals": [{"step": 40, "nll": None}],
+    }
     table, out = written(tmp_path / "table.jsonl", *lines, diverged), tmp_path / "out.json"
-    done = run(table, "--met-by", "0.3", "--samplers", "carbon", "random", "asha", "--json", str(out))
+    done = run(
+        table, "--met-by", "0.3", "--samplers", "carbon", "random", "asha", "--json", str(out)
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(out.read_text())
     assert [result["sampler"] for result in results] == ["carbon", "random", "asha"]
     for result in results[:2]:
         assert 1 <= result["times_cheapest"] <= sum(line["total_steps"] for line in lines) / 80 + 1
 
-    again = run(table, "--met-by", "0.3", "--samplers", "carbon", "--learn-from", str(table), "--json", str(out))
+    again = run(
+        table,
+        "--met-by",
+        "0.3",
+        "--samplers",
+        "carbon",
+        "--learn-from",
+        str(table),
+        "--json",
+        str(out),
+    )
     assert again.returncode == 0, again.stderr
     (result,) = json.loads(out.read_text())
-    assert result["sampler"] == "carbon after table" and result["times_cheapest"] <= results[0]["times_cheapest"]
+    assert (
+        result["sampler"] == "carbon after table"
+        and result["times_cheapest"] <= results[0]["times_cheapest"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "fault"),
+    ("change", "problem"),
     [
-        ({"joules_per_step": -1}, "line 2: joules_per_step: input should be greater than 0, but got -1"),
+        (
+            {"joules_per_step": -1},
+            "line 2: joules_per_step: input should be greater than 0, but got -1",
+        ),
         ({"joules_per_step": "2"}, "line 2: joules_per_step: input should be a valid number"),
         ({"total_steps": 0}, "line 2: total_steps"),
         ({"total_steps": 60}, "evals: the last step must be at most 60, total_steps, but is 80"),
         ({"evals": []}, "line 2: evals"),
-        ({"evals": [{"step": 80, "nll": 3.0}, {"step": 40, "nll": 3.0}]}, "evals: the steps must rise"),
-        ({"evals": [{"step": 40, "nll": None}, {"step": 80, "nll": 3.0}]}, "only the last nll may be null"),
+        (
+            {"evals": [{"step": 80, "nll": 3.0}, {"step": 40, "nll": 3.0}]},
+            "evals: the steps must rise",
+        ),
+        (
+            {"evals": [{"step": 40, "nll": None}, {"step": 80, "nll": 3.0}]},
+            "only the last nll may be null",
+        ),
         ({"evals": [{"step": 80, "nll": -1.0}]}, "line 2: evals.0.nll"),
         ({"fixed": {"epochs": 3}}, "epochs can't be in params and in fixed"),
         ({"fixed": {"momentum": 0.9}}, "line 2: fixed must be"),
-        ({"params": LINE["params"] | {"epochs": 10**25}}, "line 2: epochs must be at most 9007199254740992"),
-        ({"params": {"epochs": 2}}, "line 2: params must be global_batch_size, learning_rate, epochs, zero_stage"),
+        (
+            {"params": LINE["params"] | {"epochs": 10**25}},
+            "line 2: epochs must be at most 9007199254740992",
+        ),
+        (
+            {"params": {"epochs": 2}},
+            "line 2: params must be global_batch_size, learning_rate, epochs, zero_stage",
+        ),
         ({}, "must have no run twice, but has two or more of the same params and seed"),
         ({"seed": 1}, "must have two runs or more of different params, but has one"),
     ],
 )
-def test_what_is_no_table_is_refused(change: dict, fault: str, tmp_path: Path) -> None:
+def test_what_is_no_table_is_refused(change: dict, problem: str, tmp_path: Path) -> None:
     done = run(written(tmp_path / "table.jsonl", LINE, LINE | change))
     assert done.returncode == 2
-    assert fault in done.stderr, done.stderr
+    assert problem in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("options", [("--met-by", "7"), ("--met-by", "nan"), ("--seeds", "0"), ("--jobs", "0")])
+@pytest.mark.parametrize(
+    "options", [("--met-by", "7"), ("--met-by", "nan"), ("--seeds", "0"), ("--jobs", "0")]
+)
 def test_options_out_of_range_are_refused(options: tuple[str, str], tmp_path: Path) -> None:
-    done = run(written(tmp_path / "table.jsonl", LINE, LINE | {"params": {**LINE["params"], "epochs": 2}}), *options)
+    done = run(
+        written(tmp_path / "table.jsonl", LINE, LINE | {"params": {**LINE["params"], "epochs": 2}}),
+        *options,
+    )
     assert done.returncode == 2
     assert "--met-by must be above 0 and at most 1, --seeds and --jobs at least 1" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_no_json_or_has_no_line_is_refused(tmp_path: Path) -> None:
-    assert "line 2: its text can't be read" in run(written(tmp_path / "table.jsonl", LINE, "[" * 50)).stderr
-    assert "must have a line for each run, but has none" in run(written(tmp_path / "empty.jsonl")).stderr
+    assert (
+        "line 2: its text can't be read"
+        in run(written(tmp_path / "table.jsonl", LINE, "[" * 50)).stderr
+    )
+    assert (
+        "must have a line for each run, but has none"
+        in run(written(tmp_path / "empty.jsonl")).stderr
+    )
     assert "can't read the table" in run(tmp_path / "nowhere.jsonl").stderr
 
 
 @pytest.mark.parametrize("rates", [("x", "y"), (-1.0, 1.0), (-1.0, -1.0)])
-def test_a_value_that_no_dimension_can_have_is_said_with_its_table(rates: tuple, tmp_path: Path) -> None:
+def test_a_value_that_no_dimension_can_have_is_said_with_its_table(
+    rates: tuple, tmp_path: Path
+) -> None:
     lines = [
         {**LINE, "params": {**LINE["params"], "epochs": epochs, "learning_rate": rate}}
         for epochs, rate in enumerate(rates, 1)
@@ -111,7 +162,9 @@ def test_a_value_that_no_dimension_can_have_is_said_with_its_table(rates: tuple,
     assert "Traceback" not in done.stderr
 
 
-def test_rivals_that_know_the_costs_weigh_them_by_the_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rivals_that_know_the_costs_weigh_them_by_the_chance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import rivals
 
@@ -127,7 +180,11 @@ def test_rivals_that_know_the_costs_weigh_them_by_the_chance(monkeypatch: pytest
 @pytest.mark.skipif(importlib.util.find_spec("botorch") is not None, reason="botorch is there")
 def test_what_a_rival_needs_is_said(tmp_path: Path) -> None:
     done = run(
-        written(tmp_path / "table.jsonl", LINE, {**LINE, "total_steps": 90, "params": {**LINE["params"], "epochs": 2}}),
+        written(
+            tmp_path / "table.jsonl",
+            LINE,
+            {**LINE, "total_steps": 90, "params": {**LINE["params"], "epochs": 2}},
+        ),
         "--samplers",
         "pbgi",
     )

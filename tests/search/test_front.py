@@ -1,4 +1,6 @@
-"""The search for the whole front: the hypervolume against what can be counted by hand, the proposals against tables."""
+"""The search for the whole front: the hypervolume against what can be counted by hand, the
+proposals against tables.
+"""
 
 import itertools
 import math
@@ -14,15 +16,10 @@ from optuna.trial import FrozenTrial
 
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.engines.replay import read_table
+from carbonopt.search.front_proposal import on_front, propose_for_front
+from carbonopt.search.hypervolume import expected_improvement, front, hypervolume
+from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
-from carbonopt.search.proposal import (
-    Knowledge,
-    expected_improvement,
-    front,
-    hypervolume,
-    on_front,
-    propose_for_front,
-)
 from carbonopt.search.sampler import CarbonSampler
 
 SEQUENCES = 12_800
@@ -82,7 +79,9 @@ def trial(values: dict, distributions: dict[str, BaseDistribution]) -> FrozenTri
     )
 
 
-def searched(space: dict[str, BaseDistribution], trials: int, run: Callable[..., FrozenTrial]) -> optuna.Study:
+def searched(
+    space: dict[str, BaseDistribution], trials: int, run: Callable[..., FrozenTrial]
+) -> optuna.Study:
     """A study of so many whole trials; its target, which nothing meets, does not matter."""
     sampler = CarbonSampler("perplexity", 1.0, goal="front")
     study = optuna.create_study(directions=["minimize"] * 2)
@@ -109,7 +108,9 @@ def test_a_front_has_what_nothing_dominates_by_rising_cost() -> None:
 
 def test_the_hypervolume_is_the_area_of_the_steps() -> None:
     assert hypervolume(STEPS, REFERENCE) == 1 * 1 + 1 * 3 + 1 * 4
-    assert hypervolume(STEPS, np.array([2.5, 5.0])) == 1 * 1 + 0.5 * 3, "what is beyond the reference counts nothing"
+    assert hypervolume(STEPS, np.array([2.5, 5.0])) == 1 * 1 + 0.5 * 3, (
+        "what is beyond the reference counts nothing"
+    )
     assert hypervolume(np.empty((0, 2)), REFERENCE) == 0
 
 
@@ -117,21 +118,28 @@ def test_a_point_that_is_sure_adds_the_difference_of_two_hypervolumes() -> None:
     points = np.random.default_rng(0).uniform(0, 5.5, (200, 2))
     improvements = expected_improvement(points, np.zeros((200, 2)), STEPS, REFERENCE)
     by_hand = [
-        area(np.vstack([STEPS, added_point]), REFERENCE) - hypervolume(STEPS, REFERENCE) for added_point in points
+        area(np.vstack([STEPS, added_point]), REFERENCE) - hypervolume(STEPS, REFERENCE)
+        for added_point in points
     ]
     assert improvements == pytest.approx(by_hand, abs=1e-7)
     assert sum(improvement == 0 for improvement in by_hand) > 20, "none of them was dominated"
 
 
 @pytest.mark.parametrize("known", [STEPS, np.empty((0, 2))])
-@pytest.mark.parametrize(("mean", "spread"), [((2.5, 1.5), (0.5, 0.7)), ((1.2, 3.9), (0.3, 1.5)), ((3.5, 4), (0.2, 1))])
+@pytest.mark.parametrize(
+    ("mean", "spread"), [((2.5, 1.5), (0.5, 0.7)), ((1.2, 3.9), (0.3, 1.5)), ((3.5, 4), (0.2, 1))]
+)
 def test_an_uncertain_point_adds_what_its_draws_add_in_the_mean(
     mean: tuple[float, float], spread: tuple[float, float], known: np.ndarray
 ) -> None:
     draws = np.random.default_rng(0).normal(mean, spread, (20_000, 2))
-    drawn = [area(np.vstack([known, draw]), REFERENCE) - hypervolume(known, REFERENCE) for draw in draws]
+    drawn = [
+        area(np.vstack([known, draw]), REFERENCE) - hypervolume(known, REFERENCE) for draw in draws
+    ]
     (improvement,) = expected_improvement(np.array([mean]), np.array([spread]), known, REFERENCE)
-    assert improvement == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(len(draws)))
+    assert improvement == pytest.approx(
+        np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(len(draws))
+    )
 
 
 def test_stopped_trials_and_those_of_unknown_cost_are_on_no_front() -> None:
@@ -144,13 +152,18 @@ def test_stopped_trials_and_those_of_unknown_cost_are_on_no_front() -> None:
 def test_with_much_known_the_one_that_adds_most_is_next() -> None:
     left = EVERY[::5]
     known = [values for values in EVERY if values not in left]
-    knowledge = Knowledge(PERPLEXITY, SPACE, [ran(number, values) for number, values in enumerate(known)])
+    knowledge = Knowledge(
+        PERPLEXITY, SPACE, [ran(number, values) for number, values in enumerate(known)]
+    )
     every = np.array(list(map(point, EVERY)))
     ends = every[front(every)]
     span = np.ptp(ends, axis=0)
     reference = ends.max(0) / span + 0.1
     before = np.array(list(map(point, known))) / span
-    added = [area(np.vstack([before, point(values) / span]), reference) - area(before, reference) for values in left]
+    added = [
+        area(np.vstack([before, point(values) / span]), reference) - area(before, reference)
+        for values in left
+    ]
     assert max(added) > 0.001
     assert added[propose_for_front(left, knowledge)] >= 0.9 * max(added)
 
@@ -158,7 +171,13 @@ def test_with_much_known_the_one_that_adds_most_is_next() -> None:
 def test_what_ran_out_of_memory_is_left_alone_while_anything_else_is_left() -> None:
     full = [values for values in EVERY if values["micro_batch_size_per_gpu"] == 16]
     fitting = [values for values in EVERY if values["micro_batch_size_per_gpu"] == 8]
-    none = {"curve": (), "cost": None, "cost_per_step": None, "complete": False, "out_of_memory": True}
+    none = {
+        "curve": (),
+        "cost": None,
+        "cost_per_step": None,
+        "complete": False,
+        "out_of_memory": True,
+    }
     told = [
         ran(0, fitting[0], peak_memory_gib=10.0),
         ran(1, fitting[-1], peak_memory_gib=10.0),
@@ -188,7 +207,9 @@ def test_the_lowest_perplexity_and_the_cheapest_run_of_a_recorded_table_are_foun
     runs = read_table(table, PERPLEXITY)
     by_params = {tuple(sorted(run.params.items())): run for run in runs}
     names = list(runs[0].params)
-    space = {name: CategoricalDistribution(sorted({run.params[name] for run in runs})) for name in names}
+    space = {
+        name: CategoricalDistribution(sorted({run.params[name] for run in runs})) for name in names
+    }
 
     def recorded(values: dict, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
         run = by_params[tuple(sorted(values.items()))]
@@ -216,7 +237,10 @@ def test_a_proposal_takes_little_time() -> None:
     rng = np.random.default_rng(0)
     study = optuna.create_study(directions=["minimize"] * 2)
     for _ in range(200):
-        values = {**EVERY[rng.integers(len(EVERY))], "learning_rate": float(10 ** rng.uniform(-4, -2))}
+        values = {
+            **EVERY[rng.integers(len(EVERY))],
+            "learning_rate": float(10 ** rng.uniform(-4, -2)),
+        }
         study.add_trial(trial(values, space))
     taken = []
     for _ in range(3):

@@ -19,17 +19,20 @@ from optuna.trial import FrozenTrial
 from replays import study_over
 from search.test_proposal import SPACE, cost, nll, ran, step_cost
 
-from carbonopt.cli.check import describe_study
+from carbonopt.cli.check_text import describe_study
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY, REWARD
+from carbonopt.search.knowledge import PRIOR_POINTS, Knowledge
 from carbonopt.search.models.costs import SettingModel
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, Observation
-from carbonopt.search.proposal import MEMORY_POINTS, Knowledge
 from carbonopt.search.sampler import CarbonSampler
-from carbonopt.study.check import check, earlier_trials
-from carbonopt.study.file import load_study, parse_study
+from carbonopt.study.study_checks import check, earlier_trials
+from carbonopt.study.study_file import load_study, parse_study
 
-EVERY = [dict(zip(SPACE, values, strict=True)) for values in itertools.product(*(d.choices for d in SPACE.values()))]
+EVERY = [
+    dict(zip(SPACE, values, strict=True))
+    for values in itertools.product(*(d.choices for d in SPACE.values()))
+]
 
 
 def half(values: dict, share: float = 1.0) -> float:
@@ -50,9 +53,15 @@ def told_trials(configurations: list[dict], loss=nll, cheaper: float = 1.0) -> l
     for values in configurations:
         own = ran(0, values)
         curve = [[own.total_steps * eighth / 8, loss(values, eighth / 8)] for eighth in range(1, 9)]
-        attributes = {CURVE: curve, TOTAL_STEPS: own.total_steps, COST_PER_STEP: cheaper * own.cost_per_step}
+        attributes = {
+            CURVE: curve,
+            TOTAL_STEPS: own.total_steps,
+            COST_PER_STEP: cheaper * own.cost_per_step,
+        }
         told = {"params": values, "distributions": SPACE, "user_attrs": attributes}
-        trials.append(optuna.create_trial(values=[cheaper * cost(values), math.exp(loss(values))], **told))
+        trials.append(
+            optuna.create_trial(values=[cheaper * cost(values), math.exp(loss(values))], **told)
+        )
     return trials
 
 
@@ -60,7 +69,9 @@ def spent(seed: int, learn_from: list[list[FrozenTrial]]) -> float:
     """Until the cheapest run that meets the target has been made, whole trials, by its cost."""
     target = sorted(map(nll, EVERY))[len(EVERY) // 10]
     cheapest = min(cost(values) for values in EVERY if nll(values) <= target)
-    sampler = CarbonSampler("perplexity", math.exp(target), search_space=SPACE, seed=seed, learn_from=learn_from)
+    sampler = CarbonSampler(
+        "perplexity", math.exp(target), search_space=SPACE, seed=seed, learn_from=learn_from
+    )
     study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
     total = 0.0
     for _ in EVERY:
@@ -75,6 +86,7 @@ def spent(seed: int, learn_from: list[list[FrozenTrial]]) -> float:
     raise AssertionError("the cheapest was never run")
 
 
+@pytest.mark.slow
 def test_a_neighbour_makes_a_search_cheaper_and_what_misleads_hardly_dearer() -> None:
     rng = np.random.default_rng(1)
     tried = [EVERY[index] for index in rng.choice(len(EVERY), 24, replace=False)]
@@ -83,7 +95,10 @@ def test_a_neighbour_makes_a_search_cheaper_and_what_misleads_hardly_dearer() ->
         "smaller": [told_trials(tried, half, 0.5)],
         "reversed": [told_trials(tried, reversed_rates)],
     }
-    medians = {name: statistics.median(spent(seed, memory) for seed in range(6)) for name, memory in memories.items()}
+    medians = {
+        name: statistics.median(spent(seed, memory) for seed in range(6))
+        for name, memory in memories.items()
+    }
     assert medians["smaller"] < 0.6 * medians["none"], medians
     assert medians["reversed"] < 1.3 * medians["none"], medians
 
@@ -91,7 +106,9 @@ def test_a_neighbour_makes_a_search_cheaper_and_what_misleads_hardly_dearer() ->
 def test_an_earlier_study_has_an_offset_and_tells_the_shape() -> None:
     known = [ran(number, values) for number, values in enumerate(EVERY[::9])]
     earlier = [
-        dataclasses.replace(each, number=-1 - each.number, curve=tuple((at, 2 * loss) for at, loss in each.curve))
+        dataclasses.replace(
+            each, number=-1 - each.number, curve=tuple((at, 2 * loss) for at, loss in each.curve)
+        )
         for each in known
     ]
     (own,) = (ran(0, EVERY[4]),)
@@ -107,10 +124,15 @@ def test_an_earlier_study_has_an_offset_and_tells_the_shape() -> None:
 
 def test_what_foretells_the_first_trial_s_end_worse_than_its_beginning_does_is_left_out() -> None:
     own, *known = [ran(number, values) for number, values in enumerate(EVERY[::9])]
-    for loss, learned in ((lambda share, loss: 2 * loss, True), (lambda share, loss: 5 - 3 * share**4, False)):
+    for loss, learned in (
+        (lambda share, loss: 2 * loss, True),
+        (lambda share, loss: 5 - 3 * share**4, False),
+    ):
         earlier = [
             dataclasses.replace(
-                each, number=-each.number, curve=tuple((at, loss(at, value)) for at, value in each.curve)
+                each,
+                number=-each.number,
+                curve=tuple((at, loss(at, value)) for at, value in each.curve),
             )
             for each in known
         ]
@@ -130,7 +152,9 @@ def test_each_earlier_trial_has_its_own_number_whatever_optuna_numbered_it() -> 
 def test_an_earlier_study_of_another_scale_leaves_this_one_s() -> None:
     own = [ran(number, values) for number, values in enumerate(EVERY[:12:4])]
     far = [
-        dataclasses.replace(each, number=-1 - each.number, curve=tuple((at, 100 * loss) for at, loss in each.curve))
+        dataclasses.replace(
+            each, number=-1 - each.number, curve=tuple((at, 100 * loss) for at, loss in each.curve)
+        )
         for each in own
     ]
     unit = Knowledge(REWARD, SPACE, own).link.unit
@@ -144,7 +168,10 @@ def test_costs_are_those_of_before_but_for_a_constant_and_what_is_measured() -> 
     rows = Knowledge(PERPLEXITY, SPACE, []).encoder.system_rows(EVERY)
     costs = np.array([step_cost(values) for values in EVERY])
     before = SettingModel(rows, 7 * costs)
-    alone, after = SettingModel(rows[:1], costs[:1]), SettingModel(rows[:1], costs[:1], before=before)
+    alone, after = (
+        SettingModel(rows[:1], costs[:1]),
+        SettingModel(rows[:1], costs[:1], before=before),
+    )
     np.testing.assert_allclose(after.predict(rows)[0], np.log(costs), atol=0.02)
     assert abs(alone.predict(rows)[0] - np.log(costs)).max() > 0.2
     assert SettingModel(rows[:0], costs[:0], before=before).predict(rows)[0] == pytest.approx(
@@ -153,26 +180,42 @@ def test_costs_are_those_of_before_but_for_a_constant_and_what_is_measured() -> 
 
 
 def test_what_cannot_be_compared_is_left_out_and_of_much_the_most_telling_is_kept() -> None:
-    space = {**SPACE, "own": FloatDistribution(0.1, 1.0, log=True), "kind": CategoricalDistribution([1, 2])}
+    space = {
+        **SPACE,
+        "own": FloatDistribution(0.1, 1.0, log=True),
+        "kind": CategoricalDistribution([1, 2]),
+    }
 
     def trial(number: int, **values: object) -> Observation:
-        return ran(number, {**EVERY[number % len(EVERY)], "own": 0.5, "kind": 1, **values}, complete=number % 2 == 0)
+        return ran(
+            number,
+            {**EVERY[number % len(EVERY)], "own": 0.5, "kind": 1, **values},
+            complete=number % 2 == 0,
+        )
 
     strange = [trial(0, own=0), trial(1, own="big"), trial(2, kind="a"), trial(3, kind=True)]
-    knowledge = Knowledge(PERPLEXITY, space, [], earlier=[strange, [trial(number) for number in range(300)]])
-    none, many = knowledge.memories
+    knowledge = Knowledge(
+        PERPLEXITY, space, [], earlier=[strange, [trial(number) for number in range(300)]]
+    )
+    none, many = knowledge.earlier_studies
     assert not none.observations
-    assert len(many.observations) == MEMORY_POINTS // 2 and all(each.complete for each in many.observations)
-    assert len(knowledge.curves.points.losses) == MEMORY_POINTS // 2
+    assert len(many.observations) == PRIOR_POINTS // 2 and all(
+        each.complete for each in many.observations
+    )
+    assert len(knowledge.curves.points.losses) == PRIOR_POINTS // 2
 
 
 def test_an_earlier_trial_s_own_values_count_whatever_is_fixed_now() -> None:
     space = {"learning_rate": SPACE["learning_rate"]}
     fixed = {"global_batch_size": 64, "epochs": 1}
     sampler = CarbonSampler(
-        "perplexity", 20.0, search_space=space, complete=lambda values: fixed, learn_from=[told_trials(EVERY[:1])]
+        "perplexity",
+        20.0,
+        search_space=space,
+        complete=lambda values: fixed,
+        learn_from=[told_trials(EVERY[:1])],
     )
-    (memory,) = sampler.knowledge([], space).memories
+    (memory,) = sampler.knowledge([], space).earlier_studies
     assert memory.observations[0].params == EVERY[0]
 
 
@@ -188,7 +231,10 @@ def learning(finished: Path, table: Path) -> dict:
     [
         (None, r"learn_from must be a list of studies' trials, but is None"),
         ("runs/earlier", r"learn_from must be a list of studies' trials, but is 'runs/earlier'"),
-        (["runs/earlier"], r"learn_from\[0\] must be an earlier study's trials, but is 'runs/earlier'"),
+        (
+            ["runs/earlier"],
+            r"learn_from\[0\] must be an earlier study's trials, but is 'runs/earlier'",
+        ),
         (told_trials(EVERY[:1]), r"learn_from\[0\] must be an earlier study's trials"),
         ([[], [3]], r"learn_from\[1\] must be an earlier study's trials, but is \[3\]"),
     ],
@@ -198,11 +244,15 @@ def test_what_is_no_earlier_study_is_refused(learn_from: Any, rule: str) -> None
         CarbonSampler("perplexity", 20.0, learn_from=learn_from)
 
 
+@pytest.mark.slow
 def test_a_study_file_names_what_to_learn_from(learning: dict, write_study, tmp_path: Path) -> None:
     path = write_study({**learning, "name": "second"}, "second.yaml")
     (trials,) = check(load_study(path)).earlier
     assert len(trials) == 12
-    assert f"  learns from 12 trials in {learning['search']['learn_from'][0]}\n" in within("check", path).stdout
+    assert (
+        f"  learns from 12 trials in {learning['search']['learn_from'][0]}\n"
+        in within("check", path).stdout
+    )
     done = within("run", path, "--out", tmp_path / "second")
     assert done.returncode in (0, 3), done.stderr
     assert f"learns from {learning['search']['learn_from'][0]}\n" in done.stderr
@@ -212,18 +262,26 @@ def test_a_study_file_names_what_to_learn_from(learning: dict, write_study, tmp_
     assert parse_study(learning, "here").identity() == parse_study(alone, "here").identity()
 
 
-def test_check_says_how_many_earlier_trials_have_a_place_in_the_space(learning: dict, write_study) -> None:
+def test_check_says_how_many_earlier_trials_have_a_place_in_the_space(
+    learning: dict, write_study
+) -> None:
     checked = check(load_study(write_study(learning)))
-    told = {"params": {"learning_rate": 0.0}, "distributions": {"learning_rate": FloatDistribution(0.0, 1.0)}}
+    told = {
+        "params": {"learning_rate": 0.0},
+        "distributions": {"learning_rate": FloatDistribution(0.0, 1.0)},
+    }
     strange = optuna.create_trial(values=[1.0, 20.0], **told)
     shown = describe_study(dataclasses.replace(checked, earlier=([*checked.earlier[0], strange],)))
     assert f"  learns from 12 of 13 trials in {learning['search']['learn_from'][0]}\n" in shown
 
 
-def test_what_cannot_be_learned_from_is_refused(learning: dict, write_study, finished: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_learned_from_is_refused(
+    learning: dict, write_study, finished: Path, tmp_path: Path
+) -> None:
     config = parse_study({**learning, "target": {"accuracy": 0.5}}, "here")
     with pytest.raises(
-        BadInput, match="judged by accuracy, to maximize, as this study is, but is by perplexity, to minim"
+        BadInput,
+        match="judged by accuracy, to maximize, as this study is, but is by perplexity, to minim",
     ):
         earlier_trials(str(finished), config)
     for twice in ([str(finished)] * 2, [str(finished), f"{finished}/"]):
@@ -231,12 +289,17 @@ def test_what_cannot_be_learned_from_is_refused(learning: dict, write_study, fin
         with pytest.raises(BadInput, match=r"search.learn_from must name each study once, but got"):
             check(load_study(write_study(learning)))
     learning["search"] |= {"learn_from": [str(finished)], "sampler": "random"}
-    with pytest.raises(BadInput, match=r"search.learn_from goes with search.sampler: carbon, .* but got random"):
+    with pytest.raises(
+        BadInput, match=r"search.learn_from goes with search.sampler: carbon, .* but got random"
+    ):
         load_study(write_study(learning))
     learning["search"]["sampler"] = "carbon"
     own = within("run", write_study(learning), "--out", finished)
     assert own.returncode == 2
-    assert f"search.learn_from must name earlier studies, but {finished} is this one's folder" in own.stderr
+    assert (
+        f"search.learn_from must name earlier studies, but {finished} is this one's folder"
+        in own.stderr
+    )
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "study.db").write_bytes(b"nothing" * 200)
@@ -246,10 +309,14 @@ def test_what_cannot_be_learned_from_is_refused(learning: dict, write_study, fin
     with contextlib.closing(sqlite3.connect(finished / "study.db")) as database, database:
         database.execute("DELETE FROM trials")
     learning["search"]["learn_from"] = str(finished)
-    with pytest.raises(BadInput, match=f"search.learn_from: {finished} must have trials, but has none; run it first"):
+    with pytest.raises(
+        BadInput,
+        match=f"search.learn_from: {finished} must have trials, but has none; run it first",
+    ):
         check(load_study(write_study(learning)))
     learning["search"]["learn_from"] = "nowhere"
     with pytest.raises(
-        BadInput, match=f"search.learn_from: {tmp_path}/nowhere must be the folder of a study, but has no"
+        BadInput,
+        match=f"search.learn_from: {tmp_path}/nowhere must be the folder of a study, but has no",
     ):
         check(load_study(write_study(learning)))

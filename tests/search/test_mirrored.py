@@ -1,4 +1,6 @@
-"""One table of losses, once as perplexities and once as accuracies: the search is the same, to its last trial."""
+"""One table of losses, once as perplexities and once as accuracies: the search is the same, to its
+last trial.
+"""
 
 import itertools
 import json
@@ -10,16 +12,18 @@ from search.test_study import Silent
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.quality import ACCURACY, PERPLEXITY
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import TrialState
+from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.check import check
-from carbonopt.study.file import parse_study
-from carbonopt.study.loop import run_study
+from carbonopt.study.run_study import run_study
+from carbonopt.study.session import Session
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import parse_study
 
 BATCHES, RATES, EPOCHS, SEEDS = (16, 32, 64), (3e-4, 3e-3, 1e-2), (1, 2, 4), (0, 1)
 SEQUENCES, EVALUATIONS = 12_800, 5
-# Losses are whole numbers of these: exact as floats, and as 1 − loss, too; so many that a share is sure.
+# Losses are whole numbers of these: exact as floats, and as 1 − loss, too; so many that a share is
+# sure.
 EXAMPLES = 2**40
 
 
@@ -27,20 +31,29 @@ def errors(batch: int, rate: float, epochs: int, seed: int, share: float) -> int
     """Of so many examples, those that are predicted wrong; as a share of them a loss from 0 to 1."""
     off = math.log(rate / (2e-3 * math.sqrt(batch / 32)))
     luck = 1 + 0.004 * math.sin(1 + 7 * seed + batch + 3 * epochs + 1000 * rate)
-    return round(EXAMPLES * (0.05 + 0.9 * (epochs * SEQUENCES * share / 32) ** -0.4 + 0.02 * off**2) * luck)
+    return round(
+        EXAMPLES * (0.05 + 0.9 * (epochs * SEQUENCES * share / 32) ** -0.4 + 0.02 * off**2) * luck
+    )
 
 
 KEYS = list(itertools.product(BATCHES, RATES, EPOCHS))
-TARGET = sorted(errors(*key, 0, 1.0) for key in KEYS)[len(KEYS) // 3] / EXAMPLES + 1e-9  # a third of them meet it
+TARGET = (
+    sorted(errors(*key, 0, 1.0) for key in KEYS)[len(KEYS) // 6] / EXAMPLES + 1e-9
+)  # a sixth of them meet it
 
 
 def ran(folder: Path, quality: str, **changes: object) -> StudyData:
-    """A study over the losses as means of a quality: the mean log-likelihood's, or one minus the accuracy's."""
+    """A study over the losses as means of a quality: the mean log-likelihood's, or one minus the
+    accuracy's.
+    """
     folder.mkdir()
     rows = []
     for (batch, rate, epochs), seed in itertools.product(KEYS, SEEDS):
         total = SEQUENCES * epochs // batch
-        wrong = [(part, errors(batch, rate, epochs, seed, part / EVALUATIONS)) for part in range(1, EVALUATIONS + 1)]
+        wrong = [
+            (part, errors(batch, rate, epochs, seed, part / EVALUATIONS))
+            for part in range(1, EVALUATIONS + 1)
+        ]
         rows.append(
             {
                 "params": {"global_batch_size": batch, "learning_rate": rate, "epochs": epochs},
@@ -50,9 +63,15 @@ def ran(folder: Path, quality: str, **changes: object) -> StudyData:
                 "seconds_per_step": 0.01,
                 "joules_per_eval": 1.0,
                 "evals": [
-                    {"step": total * part // EVALUATIONS, "nll": number / EXAMPLES}
-                    if quality == PERPLEXITY.name
-                    else {"step": total * part // EVALUATIONS, "mean": 1 - number / EXAMPLES, "count": EXAMPLES}
+                    (
+                        {"step": total * part // EVALUATIONS, "nll": number / EXAMPLES}
+                        if quality == PERPLEXITY.name
+                        else {
+                            "step": total * part // EVALUATIONS,
+                            "mean": 1 - number / EXAMPLES,
+                            "count": EXAMPLES,
+                        }
+                    )
                     for part, number in wrong
                 ],
             }
@@ -64,7 +83,10 @@ def ran(folder: Path, quality: str, **changes: object) -> StudyData:
         "name": quality,
         "target": {quality: math.exp(TARGET) if quality == PERPLEXITY.name else 1 - TARGET},
         "search": {
-            "space": {name: {"choices": sorted({row["params"][name] for row in rows})} for name in rows[0]["params"]},
+            "space": {
+                name: {"choices": sorted({row["params"][name] for row in rows})}
+                for name in rows[0]["params"]
+            },
             "goal": goal,
             "pruning": {"target": True},
         },
@@ -75,18 +97,31 @@ def ran(folder: Path, quality: str, **changes: object) -> StudyData:
     }
     paths = StudyPaths(folder / "out")
     paths.root.mkdir()
-    return run_study(check(parse_study(study, "test")), "", paths, None, Silent(), Silent(), lambda: False)
+    return run_study(
+        Session(check(parse_study(study, "test")), "", paths, Silent(), Silent(), lambda: False)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"confirm": {"seeds": 2, "runners_up": 1}}, {"goal": "front"}])
-def test_equal_losses_are_searched_alike_whatever_they_are_called(changes: dict, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"confirm": {"seeds": 2, "runners_up": 1}}, {"goal": "front"}]
+)
+def test_equal_losses_are_searched_alike_whatever_they_are_called(
+    changes: dict, tmp_path: Path
+) -> None:
     of_perplexity, of_accuracy = (
         ran(tmp_path / quality.name, quality.name, **changes) for quality in (PERPLEXITY, ACCURACY)
     )
     told = [
         [
-            (record.params, record.seed, record.repeat_of, record.state, record.stop_reason, record.steps_done)
+            (
+                record.params,
+                record.seed,
+                record.repeat_of,
+                record.state,
+                record.stop_reason,
+                record.steps_done,
+            )
             for record in data.records
         ]
         for data in (of_perplexity, of_accuracy)
@@ -104,4 +139,7 @@ def test_equal_losses_are_searched_alike_whatever_they_are_called(changes: dict,
             )
     first, second = recommend(of_perplexity), recommend(of_accuracy)
     assert first.met and (first.trial, first.pareto_front) == (second.trial, second.pareto_front)
-    assert {record.state for record in of_accuracy.records} == {TrialState.COMPLETE, TrialState.PRUNED}
+    assert {record.state for record in of_accuracy.records} == {
+        TrialState.COMPLETE,
+        TrialState.PRUNED,
+    }

@@ -10,8 +10,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
 from carbonopt.core.quality import PERPLEXITY
+from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, Observation
-from carbonopt.search.proposal import Knowledge
 from carbonopt.search.sampler import CarbonSampler
 
 TARGET = 4.348
@@ -36,7 +36,9 @@ def run(trial: optuna.Trial, rng: np.random.Generator) -> tuple[float, float]:
     params = {name: trial._suggest(name, distribution) for name, distribution in SPACE.items()}
     steps, cost, mean = truth(params)
     luck = math.exp(NOISE * rng.standard_normal())
-    curve = [(steps * part / 8, mean * (1 + 0.9 * (1 - part / 8) ** 1.5) * luck) for part in range(1, 9)]
+    curve = [
+        (steps * part / 8, mean * (1 + 0.9 * (1 - part / 8) ** 1.5) * luck) for part in range(1, 9)
+    ]
     trial.set_user_attr(CURVE, curve)
     trial.set_user_attr(TOTAL_STEPS, steps)
     trial.set_user_attr(COST_PER_STEP, cost / steps)
@@ -44,13 +46,17 @@ def run(trial: optuna.Trial, rng: np.random.Generator) -> tuple[float, float]:
 
 
 def trials_until_one_holds(confirmed: bool, seed: int) -> float:
-    """Whose mean over all seeds meets the target, at the lowest cost or nearly; infinite if none of 20 does."""
+    """Whose mean over all seeds meets the target, at the lowest cost or nearly; infinite if none of
+    20 does.
+    """
     rates = np.geomspace(1e-3, 1e-2, 60)
     whole = itertools.product(rates, (12, 16, 20, 25, 30), (64, 128, 256, 512))
     ends = [truth(dict(zip(SPACE, combination, strict=True))) for combination in whole]
     cheapest = min(cost for _, cost, nll in ends if math.exp(nll) <= TARGET)
     rng = np.random.default_rng(seed)
-    sampler = CarbonSampler("perplexity", TARGET, confirmed=confirmed, search_space=SPACE, seed=seed)
+    sampler = CarbonSampler(
+        "perplexity", TARGET, confirmed=confirmed, search_space=SPACE, seed=seed
+    )
     study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
     for number in range(20):
         study.optimize(lambda trial: run(trial, rng), n_trials=1)
@@ -61,6 +67,7 @@ def trials_until_one_holds(confirmed: bool, seed: int) -> float:
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
+@pytest.mark.slow
 def test_lucky_neighbours_of_what_misses_are_not_tried_for_ever(confirmed: bool) -> None:
     taken = [trials_until_one_holds(confirmed, seed) for seed in (5, 6, 7)]
     assert statistics.median(taken) <= 16 and max(taken) <= 20, taken
@@ -72,11 +79,21 @@ def test_a_lucky_run_meets_the_target_only_where_nothing_is_to_be_confirmed() ->
     for number, rate in enumerate(np.geomspace(1.5e-3, 2e-3, 6)):
         params = {"learning_rate": float(rate), "epochs": 20, "global_batch_size": 64}
         steps, cost, mean = truth(params)
-        luck = math.log(TARGET * 0.999) / mean if number == 3 else math.exp(NOISE / 3 * rng.standard_normal())
-        curve = tuple((part / 8, mean * (1 + 0.9 * (1 - part / 8) ** 1.5) * luck) for part in range(1, 9))
-        observations.append(Observation(number, params, curve, steps, cost / steps, cost, complete=True))
+        luck = (
+            math.log(TARGET * 0.999) / mean
+            if number == 3
+            else math.exp(NOISE / 3 * rng.standard_normal())
+        )
+        curve = tuple(
+            (part / 8, mean * (1 + 0.9 * (1 - part / 8) ** 1.5) * luck) for part in range(1, 9)
+        )
+        observations.append(
+            Observation(number, params, curve, steps, cost / steps, cost, complete=True)
+        )
     knowledge = Knowledge(PERPLEXITY, SPACE, observations)
     target_nll = math.log(TARGET)
-    assert [observation.number for observation in knowledge.meeting(target_nll, by_mean=False)] == [3]
+    assert [observation.number for observation in knowledge.meeting(target_nll, by_mean=False)] == [
+        3
+    ]
     assert knowledge.meeting(target_nll, by_mean=True) == []
     assert len(knowledge.meeting(math.log(TARGET * 1.05), by_mean=True)) == 6

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
@@ -22,9 +23,10 @@ from carbonopt.core.trial import (
     TrialState,
 )
 from carbonopt.search.candidates import Candidates
+from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.observation import Observation, of_probe
-from carbonopt.search.probes import Probing, cheapest, failed_by, worth_probing
-from carbonopt.search.proposal import Knowledge
+from carbonopt.search.probe_plan import Probing, cheapest, failed_by, worth_probing
+from carbonopt.search.sampler import CarbonSampler
 
 SPACE = {
     "global_batch_size": CategoricalDistribution((16, 32, 64)),
@@ -48,10 +50,16 @@ def valid(values: dict) -> bool:
 
 
 def step_kwh(values: dict) -> float:
-    """A large micro batch is cheap, partitioning, offload and checkpointing are dear: as is expected."""
-    dear = (1, 1.15, 1.2, 1.5)[values["zero_stage"]] * (1.6 if values["offload"] == "optimizer" else 1.0)
+    """A large micro batch is cheap, partitioning, offload and checkpointing are dear: as is
+    expected.
+    """
+    dear = (1, 1.15, 1.2, 1.5)[values["zero_stage"]] * (
+        1.6 if values["offload"] == "optimizer" else 1.0
+    )
     dear *= 1.3 if values["gradient_checkpointing"] else 1.0
-    return 1e-6 * values["global_batch_size"] * (0.5 + 2.0 / values["micro_batch_size_per_gpu"]) * dear
+    return (
+        1e-6 * values["global_batch_size"] * (0.5 + 2.0 / values["micro_batch_size_per_gpu"]) * dear
+    )
 
 
 def contrary_kwh(values: dict) -> float:
@@ -60,10 +68,14 @@ def contrary_kwh(values: dict) -> float:
 
 
 def memory_gib(values: dict) -> float:
-    return 4.0 + 1.0 * values["micro_batch_size_per_gpu"] / (3.0 if values["gradient_checkpointing"] else 1.0)
+    return 4.0 + 1.0 * values["micro_batch_size_per_gpu"] / (
+        3.0 if values["gradient_checkpointing"] else 1.0
+    )
 
 
-def probed(number: int, values: dict, capacity_gib: float, kwh: Callable[[dict], float]) -> Observation:
+def probed(
+    number: int, values: dict, capacity_gib: float, kwh: Callable[[dict], float]
+) -> Observation:
     fits = memory_gib(values) <= capacity_gib
     return Observation(
         number,
@@ -103,19 +115,25 @@ def searched(
 
 def test_alike_are_those_whose_quality_is_the_same() -> None:
     assert SAME[0] == CHOSEN and len(SAME) == 6 * (1 + 2 * 3) * 2
-    assert {(values["global_batch_size"], values["learning_rate"], values["epochs"]) for values in SAME} == {
-        (64, 1.1e-3, 2)
-    }
+    assert {
+        (values["global_batch_size"], values["learning_rate"], values["epochs"]) for values in SAME
+    } == {(64, 1.1e-3, 2)}
     tried = tuple(SAME[5].values())
     assert SAME[5] not in Candidates(SPACE, valid).alike(CHOSEN, (tried,))
 
 
-EXPECTED = {**CHOSEN, "micro_batch_size_per_gpu": 64, "zero_stage": 0}  # to be the cheapest, before anything is known
+EXPECTED = {
+    **CHOSEN,
+    "micro_batch_size_per_gpu": 64,
+    "zero_stage": 0,
+}  # to be the cheapest, before anything is known
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("kwh", "most"), [(step_kwh, 6), (contrary_kwh, 15)])
-def test_a_few_probes_find_settings_close_to_the_cheapest(kwh: Callable[[dict], float], most: int, seed: int) -> None:
+def test_a_few_probes_find_settings_close_to_the_cheapest(
+    kwh: Callable[[dict], float], most: int, seed: int
+) -> None:
     run_kwh = SEQUENCES * 2 / 64 * kwh(CHOSEN)
     probes, settings = searched(Probing(10, run_kwh / 20), seed=seed, kwh=kwh)
     assert probes[0] == EXPECTED
@@ -128,7 +146,10 @@ def test_a_few_probes_find_settings_close_to_the_cheapest(kwh: Callable[[dict], 
 def test_where_probes_cost_more_than_they_can_save_none_is_made_but_the_first() -> None:
     run_kwh = SEQUENCES * 2 / 64 * step_kwh(CHOSEN)
     assert searched(Probing(0, run_kwh)) == ([EXPECTED], EXPECTED)
-    assert searched(Probing(100, run_kwh), chance=0.0) == ([EXPECTED], EXPECTED), "it won't be run again"
+    assert searched(Probing(100, run_kwh), chance=0.0) == (
+        [EXPECTED],
+        EXPECTED,
+    ), "it won't be run again"
 
 
 def test_what_does_not_fit_is_found_out_by_probes_and_not_chosen() -> None:
@@ -166,7 +187,9 @@ def test_a_probe_tells_steps_first_step_and_memory() -> None:
     taught = of_probe(record())
     assert (taught.cost_per_step, taught.first_cost, taught.peak_memory_gib) == (0.2, 0.8, 9.0)
     assert taught.cost is None and taught.overhead_cost is None and not taught.broken
-    out = of_probe(record(state=TrialState.INFEASIBLE, stop_reason=None, stages=None, steps_done=None))
+    out = of_probe(
+        record(state=TrialState.INFEASIBLE, stop_reason=None, stages=None, steps_done=None)
+    )
     assert out.out_of_memory and not out.broken and out.cost_per_step is None
 
 
@@ -195,14 +218,52 @@ def test_settings_whose_probe_failed_are_left_out_and_an_interrupted_one_says_no
 def test_a_run_pays_for_loading_kernels_and_the_study_for_compiling_them() -> None:
     space = {**SPACE, "torch_compile": CategoricalDistribution((False, True))}
     plain, compiled = {**CHOSEN, "torch_compile": False}, {**CHOSEN, "torch_compile": True}
-    cold = Observation(0, compiled, (), 400, cost_per_step=1.0, first_cost=90.0, kernels=Kernels.COMPILED, probe=True)
-    warm = Observation(1, compiled, (), 400, cost_per_step=1.0, first_cost=7.0, kernels=Kernels.LOADED)
+    cold = Observation(
+        0,
+        compiled,
+        (),
+        400,
+        cost_per_step=1.0,
+        first_cost=90.0,
+        kernels=Kernels.COMPILED,
+        probe=True,
+    )
+    warm = Observation(
+        1, compiled, (), 400, cost_per_step=1.0, first_cost=7.0, kernels=Kernels.LOADED
+    )
     eager = Observation(2, plain, (), 400, cost_per_step=2.0, first_cost=0.5)
     other = {**compiled, "micro_batch_size_per_gpu": 16}
     knowledge = Knowledge(PERPLEXITY, space, [cold, warm, eager])
     np.testing.assert_allclose(
-        knowledge.run_costs([plain, compiled, other], np.array([2.0, 1.0, 1.0])), [800.5, 407.0, 407.0]
+        knowledge.run_costs([plain, compiled, other], np.array([2.0, 1.0, 1.0])),
+        [800.5, 407.0, 407.0],
     )
     np.testing.assert_allclose(knowledge.compile_costs([plain, compiled, other]), [0.0, 0.0, 90.0])
     draws = np.array([[2.0, 3.0], [1.0, 1.5]])
-    np.testing.assert_allclose(knowledge.run_costs([plain, compiled], draws), [[800.5, 1200.5], [407.0, 607.0]])
+    np.testing.assert_allclose(
+        knowledge.run_costs([plain, compiled], draws), [[800.5, 1200.5], [407.0, 607.0]]
+    )
+
+
+def test_a_probe_is_not_taken_for_the_trial_of_its_number() -> None:
+    """It would be the best trial, at the cost of the candidate that it was made for, and end the
+    search.
+    """
+    space = {
+        "global_batch_size": CategoricalDistribution((16, 64)),
+        "epochs": CategoricalDistribution((1, 4)),
+    }
+    sampler = CarbonSampler("perplexity", 10.0, search_space=space)
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    study.add_trial(
+        optuna.create_trial(
+            params={"global_batch_size": 64, "epochs": 4},
+            distributions=space,
+            values=[1.0, 5.0],
+            user_attrs={"total_steps": 400},
+        )
+    )
+    cheap = {"global_batch_size": 64, "epochs": 1}
+    probe = Observation(0, cheap, (), 100, cost_per_step=1 / 400, first_cost=0.0, probe=True)
+    plan = sampler.plan(study.trials, space, 1, probes=[probe])
+    assert plan.meeting == {0} and plan.values == cheap

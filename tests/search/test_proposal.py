@@ -10,8 +10,9 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from carbonopt.core.quality import PERPLEXITY
+from carbonopt.search.knowledge import EXPECTED_FROM, Knowledge
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
-from carbonopt.search.proposal import EXPECTED_FROM, TIE, Knowledge, first, propose
+from carbonopt.search.proposal import TIE, first, propose
 from carbonopt.search.sampler import CarbonSampler
 
 SEQUENCES = 12_800
@@ -48,7 +49,9 @@ def ran(number: int, values: dict, evaluations: int = 8, **changes: object) -> O
     settings = {
         "number": number,
         "params": values,
-        "curve": tuple((k / evaluations, nll(values, k / evaluations)) for k in range(1, evaluations + 1)),
+        "curve": tuple(
+            (k / evaluations, nll(values, k / evaluations)) for k in range(1, evaluations + 1)
+        ),
         "total_steps": int(steps(values)),
         "cost_per_step": step_cost(values),
         "cost": cost(values),
@@ -60,9 +63,20 @@ def ran(number: int, values: dict, evaluations: int = 8, **changes: object) -> O
     return Observation(**{**settings, **changes})
 
 
-def proposed(candidates: list[dict], known: list[dict], target_nll: float, best: float = math.inf, seed: int = 0):
-    knowledge = Knowledge(PERPLEXITY, SPACE, [ran(number, values) for number, values in enumerate(known)])
-    return propose(candidates, knowledge, target_nll, best, np.random.default_rng(seed), by_mean=False)
+def proposed(
+    candidates: list[dict],
+    known: list[dict],
+    target_nll: float,
+    best: dict | None = None,
+    seed: int = 0,
+):
+    """`best`: of the known ones, the one that is to be beaten."""
+    trials = [ran(number, values) for number, values in enumerate(known)]
+    meeting = [trial for trial in trials if trial.params == best]
+    knowledge = Knowledge(PERPLEXITY, SPACE, trials)
+    return propose(
+        candidates, knowledge, target_nll, meeting, np.random.default_rng(seed), by_mean=False
+    )
 
 
 def test_with_much_known_the_cheapest_that_meets_the_target_is_next() -> None:
@@ -90,7 +104,14 @@ def test_equal_answers_share_a_draw_and_one_of_them_is_taken() -> None:
 def test_nothing_is_proposed_where_nothing_can_be_cheaper() -> None:
     left = EVERY[::7]
     known = [values for values in EVERY if values not in left]
-    assert proposed(left, known, max(map(nll, EVERY)), best=0.5 * min(map(cost, EVERY))) is None
+    cheapest = min(known, key=cost)
+    dearer = [values for values in left if cost(values) > cost(cheapest)]
+    assert proposed(dearer, known, max(map(nll, EVERY)), best=cheapest) is None
+    second = min(
+        (values for values in EVERY if cost(values) > 1.1 * min(map(cost, EVERY))), key=cost
+    )
+    others = [values for values in EVERY if cost(values) >= cost(second)]
+    assert proposed([min(EVERY, key=cost)], others, max(map(nll, EVERY)), best=second) is not None
 
 
 def test_what_can_be_saved_is_the_difference_to_the_best() -> None:
@@ -98,8 +119,11 @@ def test_what_can_be_saved_is_the_difference_to_the_best() -> None:
     known = [values for values in EVERY if values not in left]
     target_nll = sorted(map(nll, left))[len(left) // 2] + 0.005
     cheapest = min(cost(values) for values in left if nll(values) <= target_nll)
-    answer = proposed(left, known, target_nll, best=2 * cheapest)
-    assert answer is not None and answer.expected_gain == pytest.approx(cheapest, rel=0.15)
+    best = min(known, key=lambda values: abs(cost(values) - 2 * cheapest))
+    answer = proposed(left, known, target_nll, best=best)
+    assert answer is not None and answer.expected_gain == pytest.approx(
+        cost(best) - cheapest, rel=0.15
+    )
 
 
 def test_where_nothing_meets_the_target_what_comes_close_is_learned_from() -> None:
@@ -114,13 +138,19 @@ def test_what_ran_out_of_memory_is_left_alone_while_anything_else_is_left() -> N
     full = [values for values in EVERY if values["micro_batch_size_per_gpu"] == 16]
     fitting = [values for values in EVERY if values["micro_batch_size_per_gpu"] < 16]
     told = [ran(0, fitting[0], peak_memory_gib=10.0), ran(1, fitting[-1], peak_memory_gib=14.0)]
-    none = {"curve": (), "cost": None, "cost_per_step": None, "complete": False, "out_of_memory": True}
+    none = {
+        "curve": (),
+        "cost": None,
+        "cost_per_step": None,
+        "complete": False,
+        "out_of_memory": True,
+    }
     knowledge = Knowledge(PERPLEXITY, SPACE, [*told, ran(2, full[0], **none)])
     rng = np.random.default_rng(0)
     left = [*full[1:], *fitting[1:-1]]
-    answer = propose(left, knowledge, max(map(nll, EVERY)), math.inf, rng, by_mean=False)
+    answer = propose(left, knowledge, max(map(nll, EVERY)), [], rng, by_mean=False)
     assert answer is not None and left[answer.index]["micro_batch_size_per_gpu"] < 16
-    assert propose(full[1:], knowledge, max(map(nll, EVERY)), math.inf, rng, by_mean=False) is not None, (
+    assert propose(full[1:], knowledge, max(map(nll, EVERY)), [], rng, by_mean=False) is not None, (
         "nothing else is left"
     )
 
@@ -133,7 +163,9 @@ def test_the_first_trial_is_short_and_in_the_middle() -> None:
 
 
 def test_the_first_trial_is_near_what_is_advised() -> None:
-    values = EVERY[first(EVERY, np.random.default_rng(0), {"learning_rate": 4e-4, "global_batch_size": 60.0})]
+    values = EVERY[
+        first(EVERY, np.random.default_rng(0), {"learning_rate": 4e-4, "global_batch_size": 60.0})
+    ]
     assert (values["epochs"], values["global_batch_size"], values["learning_rate"]) == (1, 64, 3e-4)
 
 
@@ -144,16 +176,21 @@ def test_the_best_is_expected_at_what_is_advised_where_that_is_in_the_space() ->
     middle = math.log(32), (math.log(3e-4) + math.log(1e-2)) / 2
     assert centre() == pytest.approx(middle)
     assert centre(learning_rate=5e-4) == pytest.approx((middle[0], math.log(5e-4)))
-    assert centre(learning_rate=1.0, global_batch_size=16.0) == pytest.approx((math.log(16), middle[1]))
+    assert centre(learning_rate=1.0, global_batch_size=16.0) == pytest.approx(
+        (math.log(16), middle[1])
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- calibration
+# ---------------------------------------------------------------------------------------------------------
+# calibration
 
 
 def test_forecasts_are_trusted_as_far_as_complete_trials_ended_near_them() -> None:
     told = [ran(number, values) for number, values in enumerate(EVERY[::9])]
     assert Knowledge(PERPLEXITY, SPACE, []).calibration == 1
-    assert Knowledge(PERPLEXITY, SPACE, told[:1]).calibration == 1, "there is no other one to foretell it"
+    assert Knowledge(PERPLEXITY, SPACE, told[:1]).calibration == 1, (
+        "there is no other one to foretell it"
+    )
     knowledge = Knowledge(PERPLEXITY, SPACE, told)
     own = [knowledge.curves.points.trial == trial.number for trial in told]
     off = [knowledge.curves.surprise(mask) for mask in own]
@@ -163,7 +200,8 @@ def test_forecasts_are_trusted_as_far_as_complete_trials_ended_near_them() -> No
     assert knowledge.calibration < 0.9, "these follow a law without any noise"
 
 
-# ---------------------------------------------------------------------------------------------------------------- time
+# ----------------------------------------------------------------------------------------------------------------
+# time
 
 
 @pytest.mark.parametrize(("trials", "limit_s"), [(100, 0.5), (200, 1.0)])
@@ -174,7 +212,10 @@ def test_a_proposal_takes_little_time(trials: int, limit_s: float) -> None:
     study = optuna.create_study(directions=["minimize"] * 2)
     rng = np.random.default_rng(0)
     for _ in range(trials):
-        values = {**EVERY[rng.integers(len(EVERY))], "learning_rate": float(10 ** rng.uniform(-4, -2))}
+        values = {
+            **EVERY[rng.integers(len(EVERY))],
+            "learning_rate": float(10 ** rng.uniform(-4, -2)),
+        }
         trial = optuna.trial.create_trial(
             params=values,
             distributions=space,

@@ -7,21 +7,25 @@ from optuna.distributions import CategoricalDistribution
 from transformers import get_scheduler
 
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
-from carbonopt.search.models.features import Encoder, progress
+from carbonopt.search.models.features import SpaceEncoder, progress
 
 STEPS = 1000
 EXTRA = {
     "cosine_with_min_lr": {"min_lr_rate": 0.1},
     "warmup_stable_decay": {"num_decay_steps": STEPS // 5, "decay_type": "1-sqrt"},
 }
-ENCODER = Encoder({"epochs": CategoricalDistribution((1, 2, 4))}, 4096)
+ENCODER = SpaceEncoder({"epochs": CategoricalDistribution((1, 2, 4))}, 4096)
 
 
 def real_shares(scheduler: str, warmup: float) -> np.ndarray:
     """Of the peak rate, at each step and after the last."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     real = get_scheduler(
-        scheduler, optimizer, round(warmup * STEPS), STEPS, scheduler_specific_kwargs=EXTRA.get(scheduler)
+        scheduler,
+        optimizer,
+        round(warmup * STEPS),
+        STEPS,
+        scheduler_specific_kwargs=EXTRA.get(scheduler),
     )
     shares = []
     for _ in range(STEPS + 1):
@@ -46,7 +50,9 @@ def params(scheduler: str | None, warmup: float | None = None, epochs: float = 1
 @pytest.mark.parametrize("scheduler", LR_SCHEDULERS)
 def test_every_scheduler_runs_as_transformers_runs_it(scheduler: str, warmup: float) -> None:
     shares = real_shares(scheduler, warmup)
-    done = np.array([progress(params(scheduler, warmup), step / STEPS) for step in range(1, STEPS + 1)])
+    done = np.array(
+        [progress(params(scheduler, warmup), step / STEPS) for step in range(1, STEPS + 1)]
+    )
     # Without a warm-up inverse_sqrt falls from the first step on, over 10,000: taken as constant.
     # The decay of the last fifth begins with a fall by 7 % at one step.
     steep = scheduler == "warmup_stable_decay" or (scheduler, warmup) == ("inverse_sqrt", 0.0)

@@ -1,5 +1,6 @@
-"""A real Slurm on this machine: a controller and nodes that have names and clocks of their own, but share its devices
-and files. Nothing of it listens beyond loopback."""
+"""A real Slurm on this machine: a controller and nodes that have names and clocks of their own, but
+share its devices and files. Nothing of it listens beyond loopback.
+"""
 
 import os
 import shutil
@@ -74,7 +75,11 @@ class Cluster:
     def __init__(self, root: Path) -> None:
         self.root, self._daemons = root, {}
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SUBMITIT"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("SLURM", "SUBMITIT"))
+            },
             "SLURM_CONF": str(root / "slurm.conf"),
             "PATH": f"{os.environ['PATH']}:{WHERE}",
         }
@@ -100,10 +105,17 @@ class Cluster:
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
         names = [f"127.0.2.{number} n{number}" for number in range(1, NODES + 1)]
-        (root / "hosts").write_text("\n".join(["127.0.0.1 localhost", f"127.0.0.1 {self.host}", *names, ""]))
+        (root / "hosts").write_text(
+            "\n".join(["127.0.0.1 localhost", f"127.0.0.1 {self.host}", *names, ""])
+        )
 
     def start(self) -> None:
-        munge = ["munged", "--foreground", f"--key-file={self.root}/munge.key", f"--socket={self.root}/munge.socket"]
+        munge = [
+            "munged",
+            "--foreground",
+            f"--key-file={self.root}/munge.key",
+            f"--socket={self.root}/munge.socket",
+        ]
         files = [f"--{name}-file={self.root}/munged.{name}" for name in ("pid", "log", "seed")]
         self._daemon("munged", *munge, *files)
         wait_for((self.root / "munge.socket").exists)
@@ -120,7 +132,8 @@ class Cluster:
                 f"hostname n{number}",
                 f"mount --bind {self.root}/hosts /etc/hosts",
                 f"mount -t overlay overlay -o lowerdir={self.root}/sys/n{number}:/sys {sys}",
-                f"mount --rbind /sys/fs/cgroup {sys}/fs/cgroup",  # what is mounted below /sys stays there
+                # what is mounted below /sys stays there
+                f"mount --rbind /sys/fs/cgroup {sys}/fs/cgroup",
                 f"mount --rbind {sys} /sys",
                 f"exec slurmd -D -N n{number}",
             ]
@@ -132,7 +145,9 @@ class Cluster:
         return self.root / "sys" / f"n{number}" / "cray" / "pm_counters" / "energy"
 
     def kill_node(self, number: int) -> None:
-        """As if its power were cut: slurmd and all that it runs. The controller would notice within minutes."""
+        """As if its power were cut: slurmd and all that it runs. The controller would notice within
+        minutes.
+        """
         daemon = self._daemons.pop(f"n{number}")
         theirs = {pid for pid in self.pids() if hostname_of(pid) == f"n{number}"}
         for pid in (daemon.pid, *theirs):
@@ -158,7 +173,9 @@ class Cluster:
             )
 
     def asked(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60
+        )
         return done.stdout.strip() if done.returncode == 0 else f"failed: {done.stderr}"
 
     def state(self, job: str) -> str:
@@ -179,7 +196,10 @@ def hostname_of(pid: int) -> str | None:
     """As a process sees it."""
     try:
         return subprocess.run(
-            ["nsenter", "--target", str(pid), "--uts", "hostname"], capture_output=True, text=True, timeout=10
+            ["nsenter", "--target", str(pid), "--uts", "hostname"],
+            capture_output=True,
+            text=True,
+            timeout=10,
         ).stdout.strip()
     except subprocess.SubprocessError:
         return None
@@ -189,7 +209,10 @@ def hostname_of(pid: int) -> str | None:
 def cluster() -> Iterator[Cluster]:
     missing = [name for name in DAEMONS if shutil.which(name, path=WHERE) is None]
     if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs root and Slurm ({', '.join(missing) or 'Debian: slurmctld slurmd slurm-client munge'})")
+        pytest.skip(
+            "needs root and Slurm"
+            f" ({', '.join(missing) or 'Debian: slurmctld slurmd slurm-client munge'})"
+        )
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         Path(folder).chmod(0o755)
         made = Cluster(Path(folder))

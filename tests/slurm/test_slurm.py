@@ -1,4 +1,6 @@
-"""Studies in jobs of a real Slurm: whatever happens to a job, the study reaches its total, and nothing is lost."""
+"""Studies in jobs of a real Slurm: whatever happens to a job, the study reaches its total, and
+nothing is lost.
+"""
 
 import json
 import os
@@ -16,23 +18,31 @@ from sqlalchemy.engine import make_url
 from study.test_resume import read, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
-from carbonopt.cli.slurm import _check
-from carbonopt.core.config import SlurmLaunch
+from carbonopt.cli.slurm_submission import _check
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.trial import Durations, TrialState
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.energy.codecarbon import power_models
 from carbonopt.engines.slurm import Jobs
+from carbonopt.spec.launch_settings import SlurmLaunch
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect
-from carbonopt.study.file import parse_study
-from carbonopt.study.loop import _check_it_can_end
+from carbonopt.study.hopeless_studies import check_job_is_long_enough
+from carbonopt.study.study_file import parse_study
 
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("90", 90), ("90:30", 91), ("08:00:00", 480), ("1-0", 1440), ("2-12:30", 3630), ("1-00:00:01", 1441), (5, 5)],
+    [
+        ("90", 90),
+        ("90:30", 91),
+        ("08:00:00", 480),
+        ("1-0", 1440),
+        ("2-12:30", 3630),
+        ("1-00:00:01", 1441),
+        (5, 5),
+    ],
 )
 def test_times_are_read_as_sbatch_reads_them(text: str | int, minutes: int) -> None:
     assert SlurmLaunch(kind="slurm", time=text).time == minutes
@@ -41,17 +51,32 @@ def test_times_are_read_as_sbatch_reads_them(text: str | int, minutes: int) -> N
 @pytest.mark.parametrize(
     ("launch", "refusal"),
     [
-        ({"time": "an hour"}, "launch.time: must be a time as sbatch takes it, such as 08:00:00, but got 'an hour'"),
+        (
+            {"time": "an hour"},
+            "launch.time: must be a time as sbatch takes it, such as 08:00:00, but got 'an hour'",
+        ),
         ({"time": "9" * 400}, "launch.time: must be a time as sbatch takes it"),
         ({"time": 0}, "launch.time"),
-        ({"memory_gib": 1e-4}, "launch.memory_gib"),  # of which sbatch would make 0: all that a node has
+        (
+            {"memory_gib": 1e-4},
+            "launch.memory_gib",
+        ),  # of which sbatch would make 0: all that a node has
         (
             {"nodes": 2, "gpus_per_node": 4, "gpus_per_trial": 2},
-            "gpus_per_trial is for trials within one node; give nodes_per_trial: 1 beside it, or leave it out",
+            (
+                "gpus_per_trial is for trials within one node; give nodes_per_trial: 1 beside it,"
+                " or leave it out"
+            ),
         ),
         ({"nodes": 3, "nodes_per_trial": 2}, "nodes_per_trial must divide nodes, but got 2 and 3"),
-        ({"gpus_per_node": 3, "gpus_per_trial": 2}, "gpus_per_trial must divide gpus_per_node, but got 2 and 3"),
-        ({"gpus_per_node": 0, "gpus_per_trial": 1}, "gpus_per_trial needs GPUs, but gpus_per_node is 0"),
+        (
+            {"gpus_per_node": 3, "gpus_per_trial": 2},
+            "gpus_per_trial must divide gpus_per_node, but got 2 and 3",
+        ),
+        (
+            {"gpus_per_node": 0, "gpus_per_trial": 1},
+            "gpus_per_trial needs GPUs, but gpus_per_node is 0",
+        ),
         ({"gpus": [0]}, "launch.gpus"),
     ],
 )
@@ -70,12 +95,17 @@ def test_the_same_study_may_be_asked_for_otherwise(tiny_study: dict) -> None:
 
 
 def test_a_trial_that_no_job_is_long_enough_for_ends_the_study(tiny_study: dict) -> None:
-    config = parse_study({**tiny_study, "launch": {"kind": "slurm", "gpus_per_node": 0, "time": 20}}, "here")
+    config = parse_study(
+        {**tiny_study, "launch": {"kind": "slurm", "gpus_per_node": 0, "time": 20}}, "here"
+    )
     assert (config.launch.warned_s, config.launch.usable_s) == (300, 900)
     took = lambda seconds: trial(3, duration_s=Durations(train=1, setup=1, eval=1, total=seconds))  # noqa: E731
-    _check_it_can_end(took(800.0), config)
-    with pytest.raises(CarbonoptError, match=r"trial 3 was cut off after 820 s, nearly all that a job of 20 min has"):
-        _check_it_can_end(took(820.0), config)
+    check_job_is_long_enough(took(800.0), config)
+    with pytest.raises(
+        CarbonoptError,
+        match=r"trial 3 was cut off after 820 s, nearly all that a job of 20 min has",
+    ):
+        check_job_is_long_enough(took(820.0), config)
 
 
 def test_a_folder_that_would_end_a_line_of_the_jobs_script_is_refused(
@@ -83,7 +113,9 @@ def test_a_folder_that_would_end_a_line_of_the_jobs_script_is_refused(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     paths = StudyPaths(tmp_path / "out\necho here; echo")
-    with pytest.raises(BadInput, match=r"must have printable characters alone, but is .*out\\necho here"):
+    with pytest.raises(
+        BadInput, match=r"must have printable characters alone, but is .*out\\necho here"
+    ):
         _check(SlurmLaunch(kind="slurm"), paths, None)
 
 
@@ -100,13 +132,9 @@ def test_a_damaged_list_of_jobs_is_said(text: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def job_study(tiny_study: dict) -> dict:
-    """Trials of some seconds."""
-    space = {"global_batch_size": {"choices": [8, 16]}, "learning_rate": {"choices": [1e-3, 2e-3]}, "epochs": 2}
-    tiny_study["search"] = {"sampler": "random", "pruning": {"target": False, "cap": False}, "space": space}
-    tiny_study["budget"] = {"trials": 4}
-    tiny_study["launch"] = {"kind": "slurm", "gpus_per_node": 0, "time": 10, "partition": "usual"}
-    return tiny_study
+def job_study(study_of_seconds: dict) -> dict:
+    launch = {"kind": "slurm", "gpus_per_node": 0, "time": 10, "partition": "usual"}
+    return study_of_seconds | {"budget": {"trials": 4}, "launch": launch}
 
 
 def command(cluster: Cluster, study: Path, folder: Path, *options: str) -> subprocess.Popen:
@@ -125,7 +153,12 @@ def trains(folder: Path, number: int, attempt: int = 1) -> bool:
         return False
     records = {record.trial: record for record in read(folder).records}
     run = records.get(number)
-    return run is not None and run.attempt == attempt and run.state is TrialState.RUNNING and bool(run.energy_kwh)
+    return (
+        run is not None
+        and run.attempt == attempt
+        and run.state is TrialState.RUNNING
+        and bool(run.energy_kwh)
+    )
 
 
 def job_of(folder: Path) -> str:
@@ -136,7 +169,9 @@ def job_of(folder: Path) -> str:
 def test_a_study_survives_what_happens_to_its_jobs(
     cluster: Cluster, job_study: dict, write_study, tmp_path: Path
 ) -> None:
-    """Requeued, preempted, warned as before a time limit, its node gone, and cancelled, each in mid-trial."""
+    """Requeued, preempted, warned as before a time limit, its node gone, and cancelled, each in
+    mid-trial.
+    """
     job_study["budget"] = {"trials": 2}
     study, folder = write_study(job_study), tmp_path / "out"
     assert command(cluster, study, folder, "--detach").wait(60) == 0
@@ -145,7 +180,16 @@ def test_a_study_survives_what_happens_to_its_jobs(
     following = command(cluster, study, folder)
     cluster.asked("scontrol", "requeue", job)
     wait_for(lambda: trains(folder, 0, attempt=2), 120)
-    urgent = ["--partition", "urgent", "--nodes", str(NODES), "--exclusive", "--parsable", "--wrap", "sleep 1"]
+    urgent = [
+        "--partition",
+        "urgent",
+        "--nodes",
+        str(NODES),
+        "--exclusive",
+        "--parsable",
+        "--wrap",
+        "sleep 1",
+    ]
     cluster.asked("sbatch", *urgent, "--output", "/dev/null")
 
     wait_for(lambda: trains(folder, 1), 120)
@@ -201,34 +245,59 @@ def test_a_trial_over_two_nodes_survives_a_requeue_and_is_as_on_one(
     assert (record.state, record.attempt) == (TrialState.COMPLETE, 2)
     assert record.earlier_attempts_energy_kwh > 0
     assert [node.name for node in record.nodes] == ["n1", "n2"]
-    assert sum(node.readings.total for node in record.nodes) == pytest.approx(record.energy_kwh.total, rel=1e-12)
+    assert sum(node.readings.total for node in record.nodes) == pytest.approx(
+        record.energy_kwh.total, rel=1e-12
+    )
     assert footprint(data).closure == pytest.approx(1.0, abs=1e-6)
-    assert [session.slurm_kwh for session in data.sessions] == [pytest.approx(kwh_from_joules(6000.0)), None]
+    assert [session.slurm_kwh for session in data.sessions] == [
+        pytest.approx(kwh_from_joules(6000.0)),
+        None,
+    ]
     assert workers(folder) == []
 
     job_study["launch"] = {"kind": "local", "gpus": [], "cpu_ranks": 4}
-    alone = command(cluster, write_study({**job_study, "name": "alone"}, "alone.yaml"), tmp_path / "alone")
+    alone = command(
+        cluster, write_study({**job_study, "name": "alone"}, "alone.yaml"), tmp_path / "alone"
+    )
     said, _ = alone.communicate(timeout=240)
     assert read(tmp_path / "alone").records[0].value == pytest.approx(record.value, rel=1e-3), said
 
 
 def test_trials_share_a_jobs_nodes_as_asked() -> None:
     asked = {"nodes": 4, "gpus_per_node": 8}
-    shares = [{}, {"nodes_per_trial": 2}, {"nodes_per_trial": 1}, {"nodes_per_trial": 1, "gpus_per_trial": 2}]
+    shares = [
+        {},
+        {"nodes_per_trial": 2},
+        {"nodes_per_trial": 1},
+        {"nodes_per_trial": 1, "gpus_per_trial": 2},
+    ]
     launches = [SlurmLaunch(kind="slurm", **asked, **share) for share in shares]
-    assert [(launch.world_size, launch.slots) for launch in launches] == [(32, 1), (16, 2), (8, 4), (2, 16)]
+    assert [(launch.world_size, launch.slots) for launch in launches] == [
+        (32, 1),
+        (16, 2),
+        (8, 4),
+        (2, 16),
+    ]
 
 
 @pytest.mark.slow
 def test_the_doctor_says_what_a_job_has(cluster: Cluster) -> None:
-    look = "from carbonopt.energy.slurm import step_energy; print(step_energy())"
-    assert cluster.asked("srun", "--ntasks", "1", sys.executable, "-c", look) == "None", "others may share its node"
-    look = "from carbonopt.doctor.slurm import slurm; print(slurm(2).status, slurm(2).as_text())"
+    look = "from carbonopt.energy.slurm_energy import step_energy; print(step_energy())"
+    assert cluster.asked("srun", "--ntasks", "1", sys.executable, "-c", look) == "None", (
+        "others may share its node"
+    )
+    look = (
+        "from carbonopt.doctor.slurm_check import slurm; print(slurm(2).status, slurm(2).as_text())"
+    )
     found = cluster.asked("srun", "--ntasks", "1", sys.executable, "-c", look)
     cores = len(os.sched_getaffinity(0))
     has = rf"job \d+ on n\d: 2 GPUs, \d+ of {cores} cores"
-    assert re.fullmatch(rf"warning {has}, bound to none of them: .* → carbon: \{{objective: gpu\}}", found)
-    bound = cluster.asked("srun", "--ntasks", "1", "taskset", "--cpu-list", "0", sys.executable, "-c", look)
+    assert re.fullmatch(
+        rf"warning {has}, bound to none of them: .* → carbon: \{{objective: gpu\}}", found
+    )
+    bound = cluster.asked(
+        "srun", "--ntasks", "1", "taskset", "--cpu-list", "0", sys.executable, "-c", look
+    )
     assert re.fullmatch(rf"ok {has}; of the node's CPU and RAM energy their share counts", bound)
 
 
@@ -237,11 +306,25 @@ def test_a_command_in_an_allocation_uses_its_nodes_side_by_side(
     cluster: Cluster, job_study: dict, write_study, tmp_path: Path
 ) -> None:
     job_study["launch"] |= {"nodes": 2, "nodes_per_trial": 1}
-    job_study["search"]["space"]["epochs"] = 1  # so long that no node can run them all before the other has begun
-    run = [sys.executable, "-m", "carbonopt", "run", str(write_study(job_study)), "--out", str(tmp_path / "out")]
-    wrong = subprocess.run(["salloc", "--nodes", "1", *run], env=cluster.environment, capture_output=True, text=True)
+    job_study["search"]["space"]["epochs"] = (
+        1  # so long that no node can run them all before the other has begun
+    )
+    run = [
+        sys.executable,
+        "-m",
+        "carbonopt",
+        "run",
+        str(write_study(job_study)),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    wrong = subprocess.run(
+        ["salloc", "--nodes", "1", *run], env=cluster.environment, capture_output=True, text=True
+    )
     assert "a job of the study must have 2 nodes (launch.nodes), but this one has 1" in wrong.stderr
-    done = subprocess.run(["salloc", "--nodes", "2", *run], env=cluster.environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["salloc", "--nodes", "2", *run], env=cluster.environment, capture_output=True, text=True
+    )
     assert done.returncode in (0, 3), done.stderr
     data = read(tmp_path / "out")
     assert [record.state for record in data.records] == [TrialState.COMPLETE] * 4
@@ -274,10 +357,16 @@ def test_several_jobs_share_a_study(
 
 
 @pytest.mark.slow
-def test_a_follower_leaves_its_job_running(cluster: Cluster, job_study: dict, write_study, tmp_path: Path) -> None:
+def test_a_follower_leaves_its_job_running(
+    cluster: Cluster, job_study: dict, write_study, tmp_path: Path
+) -> None:
     study, folder = write_study(job_study), tmp_path / "out"
     following = command(cluster, study, folder)
-    wait_for(lambda: StudyPaths(folder).slurm_jobs.exists() and cluster.state(job_of(folder)) == "RUNNING")
+    wait_for(
+        lambda: (
+            StudyPaths(folder).slurm_jobs.exists() and cluster.state(job_of(folder)) == "RUNNING"
+        )
+    )
     os.kill(following.pid, signal.SIGINT)
     said, _ = following.communicate(timeout=30)
     assert following.returncode == 130
@@ -288,13 +377,26 @@ def test_a_follower_leaves_its_job_running(cluster: Cluster, job_study: dict, wr
     wait_for(lambda: cluster.state(job) == "CANCELLED")
 
 
-def test_without_slurm_a_study_of_jobs_is_refused(job_study: dict, write_study, tmp_path: Path) -> None:
+def test_without_slurm_a_study_of_jobs_is_refused(
+    job_study: dict, write_study, tmp_path: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "carbonopt", "run", str(write_study(job_study)), "--out", str(tmp_path / "out")],
+        [
+            sys.executable,
+            "-m",
+            "carbonopt",
+            "run",
+            str(write_study(job_study)),
+            "--out",
+            str(tmp_path / "out"),
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "PATH": "/nowhere"},
     )
     assert done.returncode == 2
-    assert "launch.kind: slurm needs Slurm's sbatch on PATH; run it on a login node, or in a job." in done.stderr
+    assert (
+        "launch.kind: slurm needs Slurm's sbatch on PATH; run it on a login node, or in a job."
+        in done.stderr
+    )
     assert not (tmp_path / "out").exists()

@@ -21,16 +21,23 @@ from small_studies import probe
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY, Target
-from carbonopt.core.space import SearchSpace
-from carbonopt.core.study import StudyData
 from carbonopt.core.trial import EvalPoint, QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.search.strategy import Strategy
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import CONSTRAINT, COST, WORST_VIOLATION, StudyStorage, violation
+from carbonopt.storage.study_storage import (
+    CONSTRAINT,
+    COST,
+    WORST_VIOLATION,
+    StudyStorage,
+    violation,
+)
 from carbonopt.storage.url import connect
-from carbonopt.study.check import check
-from carbonopt.study.file import load_study, parse_study
-from carbonopt.study.loop import run_study
+from carbonopt.study.run_study import run_study
+from carbonopt.study.session import Session
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import load_study, parse_study
 
 
 def ran(study: Path, folder: Path, trials: int | None = None) -> StudyData:
@@ -38,14 +45,18 @@ def ran(study: Path, folder: Path, trials: int | None = None) -> StudyData:
     paths, config = StudyPaths(folder), load_study(study)
     paths.root.mkdir(exist_ok=True)
     if trials is not None:
-        config = config.model_copy(update={"budget": config.budget.model_copy(update={"trials": trials})})
+        config = config.model_copy(
+            update={"budget": config.budget.model_copy(update={"trials": trials})}
+        )
     text = study.read_text(encoding="utf-8")
-    return run_study(check(config), text, paths, None, Silent(), Silent(), lambda: False)
+    return run_study(Session(check(config), text, paths, Silent(), Silent(), lambda: False))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that was never interrupted, its study file beside it. Nobody writes into it."""
+    """The folder of a study that was never interrupted, its study file beside it. Nobody writes
+    into it.
+    """
     root = tmp_path_factory.mktemp("whole")
     (root / "study.yaml").write_text(yaml.safe_dump(study_over(write_table(root))))
     assert ran(root / "study.yaml", root / "out").ended is not None
@@ -53,7 +64,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trials_in(folder: Path) -> list[optuna.trial.FrozenTrial]:
-    return optuna.load_study(study_name="replayed", storage=f"sqlite:///{StudyPaths(folder).storage}").trials
+    return optuna.load_study(
+        study_name="replayed", storage=f"sqlite:///{StudyPaths(folder).storage}"
+    ).trials
 
 
 @pytest.mark.slow
@@ -70,7 +83,9 @@ def test_optuna_dashboard_shows_the_study(whole: Path, tmp_path: Path) -> None:
         deadline = time.monotonic() + 60
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies", timeout=5) as answer:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{port}/api/studies", timeout=5
+                ) as answer:
                     (summary,) = json.load(answer)["study_summaries"]
                 break
             except OSError:
@@ -101,27 +116,44 @@ def test_the_target_is_optunas_constraint(whole: Path, replay_study: dict) -> No
     assert all(trial.values[1] <= target for trial in study.best_trials)
 
 
-def test_a_study_in_postgresql(replay_study: dict, write_study, tmp_path: Path, postgresql_url: str) -> None:
+@pytest.mark.slow
+def test_a_study_in_postgresql(
+    replay_study: dict, write_study, tmp_path: Path, postgresql_url: str
+) -> None:
     study, folder = write_study(replay_study), tmp_path / "out"
     done = within("run", study, "--out", folder, "--storage", postgresql_url, "--trials", 5)
     assert done.returncode in (0, 3), done.stderr
     assert not (folder / "study.db").exists()
     for path in folder.rglob("*"):
-        assert not path.is_file() or b"s3cret" not in path.read_bytes(), f"{path} holds the password"
-    again = within("run", study, "--out", folder, PGPASSWORD="s3cret")  # the folder knows the rest of the URL
+        assert not path.is_file() or b"s3cret" not in path.read_bytes(), (
+            f"{path} holds the password"
+        )
+    again = within(
+        "run", study, "--out", folder, PGPASSWORD="s3cret"
+    )  # the folder knows the rest of the URL
     assert again.returncode == 0, again.stderr
     records = within("export", folder, PGPASSWORD="s3cret")
     assert 5 < len(records.stdout.splitlines()) <= 12
-    refused = within("run", study, "--out", tmp_path / "other", "--storage", postgresql_url.replace("s3cret", "wr0ng"))
+    refused = within(
+        "run",
+        study,
+        "--out",
+        tmp_path / "other",
+        "--storage",
+        postgresql_url.replace("s3cret", "wr0ng"),
+    )
     assert refused.returncode == 2
     assert "wr0ng" not in refused.stderr
 
 
-# ------------------------------------------------------------------------------------------------------------ sampling
+# ------------------------------------------------------------------------------------------------------------
+# sampling
 
 
 def record(state: TrialState, perplexity: float | None = None, **more: object) -> TrialRecord:
-    params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1)
+    params = TrialParams(
+        global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1
+    )
     quality = QualityResult(name=PERPLEXITY.name, value=perplexity)
     return TrialRecord(trial=0, state=state, seed=0, params=params, quality=quality, **more)
 
@@ -132,11 +164,18 @@ def test_only_what_meets_the_target_is_feasible() -> None:
     assert violation(record(TrialState.COMPLETE, 10.0), target) == 0
     assert violation(record(TrialState.COMPLETE, 11.0), target) > 0
     assert violation(record(TrialState.COMPLETE, float("inf")), target) == WORST_VIOLATION
-    for state in (TrialState.INFEASIBLE, TrialState.DIVERGED, TrialState.FAILED, TrialState.TIMEOUT):
+    for state in (
+        TrialState.INFEASIBLE,
+        TrialState.DIVERGED,
+        TrialState.FAILED,
+        TrialState.TIMEOUT,
+    ):
         assert violation(record(state), target) == WORST_VIOLATION
     point = EvalPoint.of(PERPLEXITY, 0.5, 1, step=1, tokens=1)
     stopped = record(TrialState.PRUNED, evals=(point,), stop_reason=StopReason.TARGET)
-    assert violation(stopped, target) > 0, "a trial that can't reach the target must not look feasible"
+    assert violation(stopped, target) > 0, (
+        "a trial that can't reach the target must not look feasible"
+    )
 
 
 OFFLOADS = ["none", "optimizer"]
@@ -153,7 +192,10 @@ OFFLOADS = ["none", "optimizer"]
 def test_samplers_propose_only_what_can_exist_and_nothing_twice(
     name: str, offloads: list[str], tiny_study: dict
 ) -> None:
-    tiny_study["search"] |= {"sampler": name, "goal": "front"}  # for which carbon, too, runs all that exists
+    tiny_study["search"] |= {
+        "sampler": name,
+        "goal": "front",
+    }  # for which carbon, too, runs all that exists
     tiny_study["search"]["space"] = {
         "global_batch_size": {"choices": [4, 8]},
         "micro_batch_size_per_gpu": {"choices": [4, 8]},
@@ -199,23 +241,31 @@ def test_a_full_disk_gets_one_sentence_and_loses_no_trial(whole: Path, tmp_path:
     ran(study, folder, trials=3)
     with closing(sqlite3.connect(folder / "study.db")) as database:
         ((pages,),) = database.execute("PRAGMA page_count")
-    program = FULL.replace("{pages}", str(pages + 1))
+    program = FULL.replace("{pages}", str(pages))
     command = [sys.executable, "-c", program, "run", str(study), "--out", str(folder)]
     full = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert full.returncode == 1
-    assert full.stderr.splitlines()[-1] == (
-        f"carbonopt: no space left for the storage of {folder}; make room and type the same command again."
+    assert (
+        full.stderr.splitlines()[-1]
+        == f"carbonopt: no space left for the storage of {folder}; make room and type the same"
+        " command again."
     )
     assert "Traceback" not in full.stderr
     assert within("run", study, "--out", folder).returncode == 0
-    there, undisturbed = ([(trial.params, trial.values) for trial in trials_in(root)] for root in (folder, whole))
+    there, undisturbed = (
+        [(trial.params, trial.values) for trial in trials_in(root)] for root in (folder, whole)
+    )
     assert there == undisturbed
 
 
-def test_an_interrupted_search_proposes_what_the_uninterrupted_one_would(whole: Path, tmp_path: Path) -> None:
+def test_an_interrupted_search_proposes_what_the_uninterrupted_one_would(
+    whole: Path, tmp_path: Path
+) -> None:
     for trials in (3, 7, 12):
         ran(whole.parent / "study.yaml", tmp_path / "parts", trials)
-    assert [trial.params for trial in trials_in(tmp_path / "parts")] == [trial.params for trial in trials_in(whole)]
+    assert [trial.params for trial in trials_in(tmp_path / "parts")] == [
+        trial.params for trial in trials_in(whole)
+    ]
 
 
 KILLED_WHILE_IT_WROTE = """
@@ -233,14 +283,20 @@ def test_a_storage_whose_writer_was_killed_opens_again(tmp_path: Path) -> None:
     file = tmp_path / "study.db"
     optuna.create_study(storage=f"sqlite:///{file}", study_name="kept")
     subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WROTE, str(file)])
-    assert file.with_name("study.db-journal").stat().st_size, "nothing to undo: the test would show nothing"
+    assert file.with_name("study.db-journal").stat().st_size, (
+        "nothing to undo: the test would show nothing"
+    )
     assert connect(f"sqlite:///{file}", must_exist=True).get_all_studies()[0].study_name == "kept"
     with closing(sqlite3.connect(file)) as database:
-        assert database.execute("SELECT name FROM sqlite_master WHERE name = 'half'").fetchall() == []
+        assert (
+            database.execute("SELECT name FROM sqlite_master WHERE name = 'half'").fetchall() == []
+        )
 
 
 @pytest.mark.parametrize("attributes", [[], ["config"]])
-def test_a_study_that_was_killed_as_it_was_made_begins_again(attributes: list, whole: Path, tmp_path: Path) -> None:
+def test_a_study_that_was_killed_as_it_was_made_begins_again(
+    attributes: list, whole: Path, tmp_path: Path
+) -> None:
     shutil.copy(whole.parent / "study.yaml", tmp_path / "study.yaml")
     (tmp_path / "out").mkdir()
     config = load_study(tmp_path / "study.yaml")
@@ -266,7 +322,9 @@ def test_a_study_that_was_killed_as_it_was_made_begins_again(attributes: list, w
         ("probe 0", None, "probe 0: "),
     ],
 )
-def test_a_damaged_probe_is_named(key: str, changes: dict | None, says: str, whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_probe_is_named(
+    key: str, changes: dict | None, says: str, whole: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(whole, tmp_path / "out")
     paths = StudyPaths(folder)
     study = optuna.load_study(study_name="replayed", storage=f"sqlite:///{paths.storage}")

@@ -1,4 +1,6 @@
-"""`space: auto` in a study: chosen in its preparation, kept with it, shown, and refused where nothing can be chosen."""
+"""`space: auto` in a study: chosen in its preparation, kept with it, shown, and refused where
+nothing can be chosen.
+"""
 
 import json
 from pathlib import Path
@@ -7,19 +9,19 @@ import pytest
 from commands import carbonopt, refusal, within
 from transformers import GPT2Config, LlamaConfig
 
-from carbonopt.core.auto_facts import known_facts
-from carbonopt.core.auto_space import choose
-from carbonopt.core.config import Range, Space, UnchosenSpace
 from carbonopt.core.errors import BadInput
 from carbonopt.report.assemble import whole
 from carbonopt.report.study_view import StudyView
+from carbonopt.space.auto_space import choose
+from carbonopt.spec.auto_facts import known_facts
+from carbonopt.spec.space_settings import Range, Space, UnchosenSpace
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
-from carbonopt.study.check import check
-from carbonopt.study.file import parse_study
-from carbonopt.train.model_check import lacking
-from carbonopt.train.tasks.base import task_for
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import parse_study
+from carbonopt.train.models.model_check import lacking
+from carbonopt.train.tasks.task import task_for
 
 
 @pytest.fixture
@@ -33,12 +35,16 @@ def read(folder: Path):
     return StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read()
 
 
+@pytest.mark.slow
 def test_a_study_chooses_its_space_and_goes_on_with_it(
     auto_study: dict, write_study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     study, folder = write_study(auto_study), tmp_path / "runs" / "tiny"
-    assert "chosen by carbonopt: global_batch_size, learning_rate, epochs, zero_stage" in within("check", study).stdout
+    assert (
+        "chosen by carbonopt: global_batch_size, learning_rate, epochs, zero_stage"
+        in within("check", study).stdout
+    )
     assert carbonopt("run", study, "--trials", 1).returncode in (0, 3)
     data = read(folder)
     assert data.prepared is not None
@@ -60,7 +66,9 @@ def test_a_study_chooses_its_space_and_goes_on_with_it(
     met = StudyView(again, target=1e6)
     assert met.recommendation.baseline is not None and met.recommendation.baseline.is_chosen
     assert "baseline_chosen" in {caveat.key for caveat in whole(met).caveats}
-    section = next(section for section in whole(StudyView(again)).sections if section.key == "space")
+    section = next(
+        section for section in whole(StudyView(again)).sections if section.key == "space"
+    )
     chosen, left_out = section.blocks
     assert [row[0].text for row in chosen.rows] == list(auto.why)
     assert [row[1].text for row in left_out.rows] == list(auto.left_out.values())
@@ -74,7 +82,10 @@ def test_a_study_chooses_its_space_and_goes_on_with_it(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"search": {"start": {"epochs": 1}}}, "search.start is of a space that is not known yet; leave start out"),
+        (
+            {"search": {"start": {"epochs": 1}}},
+            "search.start is of a space that is not known yet; leave start out",
+        ),
         ({"search": {"sampler": "grid"}}, "a range of learning_rate hasn't; use carbon"),
         (
             {"launch": {"kind": "replay", "table": "t.jsonl"}},
@@ -82,7 +93,9 @@ def test_a_study_chooses_its_space_and_goes_on_with_it(
         ),
     ],
 )
-def test_where_nothing_can_be_chosen_it_is_refused(auto_study: dict, changes: dict, said: str) -> None:
+def test_where_nothing_can_be_chosen_it_is_refused(
+    auto_study: dict, changes: dict, said: str
+) -> None:
     for part, change in changes.items():
         auto_study[part] = change if part == "launch" else auto_study[part] | change
     with pytest.raises(BadInput, match=f"search.space can't be auto: .*{said}"):
@@ -91,7 +104,10 @@ def test_where_nothing_can_be_chosen_it_is_refused(auto_study: dict, changes: di
 
 def test_a_script_has_to_name_its_dimensions(auto_study: dict) -> None:
     auto_study["workload"] = {"task": "script", "command": "python train.py", "folder": "/tmp"}
-    with pytest.raises(BadInput, match="the task is script, whose model and data only the script knows; name the dim"):
+    with pytest.raises(
+        BadInput,
+        match="the task is script, whose model and data only the script knows; name the dim",
+    ):
         parse_study(auto_study, "study.yaml")
 
 
@@ -123,7 +139,9 @@ def test_what_a_model_cannot_have_is_found() -> None:
         "sequence_length": 16,
     }
     task = task_for(workload)
-    space = Space.model_validate({"dropout": {"choices": [0.0, 0.1]}, "optimizer": "muon", "output_layer": "fused"})
+    space = Space.model_validate(
+        {"dropout": {"choices": [0.0, 0.1]}, "optimizer": "muon", "output_layer": "fused"}
+    )
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
     assert lacking(task, GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=64), space) == {}
     llama = lacking(task, LlamaConfig(**small, intermediate_size=32), space)

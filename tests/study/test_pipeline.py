@@ -16,11 +16,14 @@ from commands import carbonopt, within
 from study.test_resume import training_in
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.pipeline import Pipeline
-from carbonopt.study.file import PipelineFile
+from carbonopt.spec.pipeline_file import Pipeline
+from carbonopt.study.study_file import PipelineFile
 
 ROOT = Path(__file__).parents[2]
-STEPS = [{"step": "sft", "study": "sft.yaml"}, {"step": "reward", "study": "reward.yaml", "needs": {"model": "sft"}}]
+STEPS = [
+    {"step": "sft", "study": "sft.yaml"},
+    {"step": "reward", "study": "reward.yaml", "needs": {"model": "sft"}},
+]
 
 OTHERS = {
     "reward": {"carbon": {"country": "USA", "region": "california", "pue": 1.5}},
@@ -40,14 +43,30 @@ def written(folder: Path, steps: list, **more: object) -> Path:
         ([], {}, "pipeline: must have 1 or more entries, but has 0"),
         ([STEPS[0], {**STEPS[0]}], {}, "steps must differ in their names, but are sft, sft"),
         ([STEPS[1]], {}, "pipeline.0.needs.model must be an earlier step, but is 'sft'"),
-        ([STEPS[0], {**STEPS[1], "needs": {"model": "reward"}}], {}, "must be an earlier step, but is 'reward'"),
+        (
+            [STEPS[0], {**STEPS[1], "needs": {"model": "reward"}}],
+            {},
+            "must be an earlier step, but is 'reward'",
+        ),
         ([STEPS[0], {**STEPS[1], "needs": {"data": "sft"}}], {}, "pipeline"),
         ([{**STEPS[0], "step": "../x"}], {}, "pipeline.0.step"),
         ([{**STEPS[0], "step": "report"}], {}, "no step can be called report"),
-        ([{**STEPS[0], "step": "Pipeline.json"}], {}, "or pipeline.json, which are the pipeline's own"),
+        (
+            [{**STEPS[0], "step": "Pipeline.json"}],
+            {},
+            "or pipeline.json, which are the pipeline's own",
+        ),
         ({"step": "sft"}, {}, "pipeline: must be a list, but got {'step': 'sft'}"),
-        ([STEPS[0], {**STEPS[0], "step": "SFT"}], {}, "steps must differ in their names, but are sft, SFT"),
-        ([{**STEPS[0], "carry": 2}], {}, "pipeline.0.carry must be 1 where no later step needs sft, but is 2"),
+        (
+            [STEPS[0], {**STEPS[0], "step": "SFT"}],
+            {},
+            "steps must differ in their names, but are sft, SFT",
+        ),
+        (
+            [{**STEPS[0], "carry": 2}],
+            {},
+            "pipeline.0.carry must be 1 where no later step needs sft, but is 2",
+        ),
         ([{**STEPS[0], "carry": 0}, STEPS[1]], {}, "pipeline.0.carry"),
         (
             [
@@ -85,12 +104,23 @@ def test_each_study_is_checked():
     assert done.returncode == 0 and done.stdout.count("is valid") == 3
 
 
+@pytest.mark.slow
+def test_check_names_a_gpu_of_all_steps_once_that_is_not_there(tmp_path):
+    shutil.copytree(ROOT / "studies" / "chat-small", tmp_path / "chat-small")
+    study = tmp_path / "chat-small" / "sft.yaml"
+    study.write_text(study.read_text().replace("gpus: []", "gpus: [97]"))
+    done = within("check", written(tmp_path, [{"step": "sft", "study": "chat-small/sft.yaml"}]))
+    assert done.returncode == 0 and done.stdout.count("not here") == 1
+
+
 def test_what_does_not_fit_together_is_refused_before_anything_is_started(tmp_path):
     shutil.copytree(ROOT / "studies" / "chat-small", tmp_path / "chat-small")
     shutil.copy(ROOT / "studies" / "vowels.py", tmp_path)
     for name in ("reward", "rlhf"):
         study = yaml.safe_load((tmp_path / "chat-small" / f"{name}.yaml").read_text())
-        (tmp_path / "chat-small" / f"two-{name}.yaml").write_text(yaml.safe_dump({**study, **OTHERS[name]}))
+        (tmp_path / "chat-small" / f"two-{name}.yaml").write_text(
+            yaml.safe_dump({**study, **OTHERS[name]})
+        )
     sft = {"step": "sft", "study": "chat-small/sft.yaml"}
 
     def refused(*steps: dict) -> str:
@@ -99,11 +129,19 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_started(tmp_pa
         return done.stderr
 
     reward = {"step": "reward", "study": "chat-small/reward.yaml", "needs": {"model": "sft"}}
-    rlhf = {"step": "rlhf", "study": "chat-small/rlhf.yaml", "needs": {"model": "sft", "reward": "sft"}}
+    rlhf = {
+        "step": "rlhf",
+        "study": "chat-small/rlhf.yaml",
+        "needs": {"model": "sft", "reward": "sft"},
+    }
     assert "pipeline.1.needs.reward: 'sft' must be of the task reward, but is sft" in refused(rlhf)
     rlhf["needs"] = {"model": "reward"}
-    assert "pipeline.2.needs.model: 'reward' hands on a sequence classification model" in refused(reward, rlhf)
-    assert "to the task rlhf alone" in refused(reward, {**reward, "step": "again", "needs": {"reward": "reward"}})
+    assert "pipeline.2.needs.model: 'reward' hands on a sequence classification model" in refused(
+        reward, rlhf
+    )
+    assert "to the task rlhf alone" in refused(
+        reward, {**reward, "step": "again", "needs": {"reward": "reward"}}
+    )
     other = {**reward, "study": "chat-small/two-reward.yaml"}
     assert "carbon.pue must be the same in all steps" in refused(other) and "1.5" in refused(other)
     other = {"step": "rlhf", "study": "chat-small/two-rlhf.yaml", "needs": {"model": "sft"}}
@@ -129,19 +167,29 @@ def test_each_study_has_a_folder_by_what_it_begins_with():
     pipeline = Pipeline(name="chain", pipeline=steps)
     of_rlhf = ["rlhf", "rlhf@reward-2", "rlhf@sft-2", "rlhf@sft-2@reward-2"]
     assert pipeline.folders() == ["sft", "reward", "reward@sft-2", "other", *of_rlhf]
-    assert [step.step for step in pipeline.before(pipeline.pipeline[3])] == ["sft", "reward", "other"]
+    assert [step.step for step in pipeline.before(pipeline.pipeline[3])] == [
+        "sft",
+        "reward",
+        "other",
+    ]
     assert [pipeline.hands_on(step) for step in pipeline.pipeline] == [2, 2, 1, 0]
     assert len(list(pipeline.paths())) == 4
 
 
 def sessions_of(out: Path) -> list[dict]:
-    return json.loads((out / "pipeline.json").read_text())["sessions"] if (out / "pipeline.json").exists() else []
+    return (
+        json.loads((out / "pipeline.json").read_text())["sessions"]
+        if (out / "pipeline.json").exists()
+        else []
+    )
 
 
 def killed_in(chain: Path, out: Path, study: str, trial: int) -> None:
     """Once it trains that trial and has been charged for it."""
     command = [sys.executable, "-m", "carbonopt", "run", str(chain), "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as run:
         deadline = time.monotonic() + 200
         while not training_in(out / study, trial):
             assert time.monotonic() < deadline and run.poll() is None
@@ -150,7 +198,9 @@ def killed_in(chain: Path, out: Path, study: str, trial: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_all_is_charged(tmp_path):
+def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_all_is_charged(
+    tmp_path,
+):
     shutil.copytree(ROOT / "studies" / "chat-small", tmp_path / "chat-small")
     for name, trials in (("sft", 2), ("reward", 1)):
         path = tmp_path / "chat-small" / f"{name}.yaml"
@@ -169,17 +219,28 @@ def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_
     done = carbonopt("run", chain, "--out", out)
     assert done.returncode == 0, done.stderr
 
-    exported = {name: carbonopt("export", out / name).stdout for name in ("sft", "reward", "reward@sft-2")}
+    exported = {
+        name: carbonopt("export", out / name).stdout for name in ("sft", "reward", "reward@sft-2")
+    }
     records = {name: list(map(json.loads, text.splitlines())) for name, text in exported.items()}
-    assert all(record["state"] == "complete" for of_study in records.values() for record in of_study)
+    assert all(
+        record["state"] == "complete" for of_study in records.values() for record in of_study
+    )
     assert sorted(record["repeat_of"] for record in records["sft"][2:]) == [0, 1]
-    assert [record["trial"] for record in records["reward"]] == [record["trial"] for record in records["reward@sft-2"]]
+    assert [record["trial"] for record in records["reward"]] == [
+        record["trial"] for record in records["reward@sft-2"]
+    ]
     for study, trial in (("sft", 0), ("sft", 2), ("reward", 0)):
-        assert records[study][trial]["attempt"] == 2 and records[study][trial]["earlier_attempts_energy_kwh"] > 0
+        assert (
+            records[study][trial]["attempt"] == 2
+            and records[study][trial]["earlier_attempts_energy_kwh"] > 0
+        )
     kept = {out / "sft" / "trials" / f"{trial:04d}" / "model" for trial in (2, 3)}
     assert set(out.glob("*/trials/*/model")) == kept, "the last step's weights are nobody's"
     begun = {
-        name: json.loads((out / name / "prepared" / "workload.json").read_text())["model"]["name_or_path"]
+        name: json.loads((out / name / "prepared" / "workload.json").read_text())["model"][
+            "name_or_path"
+        ]
         for name in ("reward", "reward@sft-2")
     }
     assert set(begun.values()) == {str(path.resolve()) for path in kept}
@@ -194,7 +255,9 @@ def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_
     assert "call_killed" in {caveat["key"] for caveat in summary["caveats"]}
 
     again = carbonopt("run", chain, "--out", out)
-    assert again.returncode == 0 and sessions_of(out) == sessions, "nothing was left to do, and nothing was spent"
+    assert again.returncode == 0 and sessions_of(out) == sessions, (
+        "nothing was left to do, and nothing was spent"
+    )
     assert carbonopt("report", out, "--out", tmp_path / "page").returncode == 0
     written_again = json.loads((tmp_path / "page" / "data" / "pipeline.json").read_text())
     assert written_again["energy_kwh"] == summary["energy_kwh"]

@@ -1,4 +1,6 @@
-"""Interruption at any moment: the same command goes on to the configured total, and nothing is left behind."""
+"""Interruption at any moment: the same command goes on to the configured total, and nothing is left
+behind.
+"""
 
 import json
 import os
@@ -18,14 +20,14 @@ from small_studies import trial
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.display import not_ended
-from carbonopt.core.config import StudyConfig
 from carbonopt.core.errors import BadInput, StudyInterrupted
 from carbonopt.core.trial import StopReason, TrialState
+from carbonopt.spec.study_config import StudyConfig
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study import StudyStorage
+from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
-from carbonopt.study.file import parse_study
-from carbonopt.study.inputs import check_unchanged, input_files, with_sha256
+from carbonopt.study.input_files import check_unchanged, input_files, with_sha256
+from carbonopt.study.study_file import parse_study
 
 
 def read(folder: Path):
@@ -49,7 +51,11 @@ def workers(folder: Path) -> list[int]:
     pids = []
     for process in psutil.process_iter(["cmdline", "status"]):
         command = " ".join(process.info["cmdline"] or [])
-        if str(folder) in command and "carbonopt run" not in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if (
+            str(folder) in command
+            and "carbonopt run" not in command
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+        ):
             pids.append(process.pid)
     return pids
 
@@ -67,7 +73,9 @@ def wait_for(condition, limit_s: float = 120.0) -> None:
 
 def training_in(folder: Path, number: int) -> bool:
     """Whether a trial has spent energy on training and said so to the storage."""
-    if not StudyPaths(folder).trial(number).exists():  # before the first trial the storage may be half made
+    if (
+        not StudyPaths(folder).trial(number).exists()
+    ):  # before the first trial the storage may be half made
         return False
     records = {record.trial: record for record in read(folder).records}
     record = records.get(number)
@@ -86,8 +94,9 @@ def slow_study(tiny_study: dict) -> dict:
 
 @pytest.mark.slow
 def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path: Path) -> None:
-    """SIGKILL of the command, then SIGTERM of all processes of its second try, as Slurm requeues a job, then a third
-    that reaches the total, though the ranks of its first trial are killed."""
+    """SIGKILL of the command, then SIGTERM of all processes of its second try, as Slurm requeues a
+    job, then a third that reaches the total, though the ranks of its first trial are killed.
+    """
     study, folder = write_study(slow_study), tmp_path / "out"
 
     command = start(study, folder)
@@ -107,7 +116,10 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
         os.kill(pid, signal.SIGTERM)
     _, errors = command.communicate(timeout=60)
     assert command.returncode == 130
-    assert f"the same command goes on with the study, and `carbonopt report {folder}` reports what there is" in errors
+    assert (
+        f"the same command goes on with the study, and `carbonopt report {folder}` reports what"
+        " there is" in errors
+    )
     assert "starting …" in errors and "preparing" not in errors, "an earlier call has prepared"
     assert "trial   0  interrupted, will be run again" in errors
     assert workers(folder) == []
@@ -115,11 +127,14 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert terminated.attempt == 2
     assert terminated.earlier_attempts_energy_kwh == pytest.approx(used)
 
-    said = subprocess.run([sys.executable, "-m", "carbonopt", "recommend", folder], capture_output=True, text=True)
-    assert "has not ended: it was interrupted; the same `carbonopt run` goes on with it" in said.stdout
+    said = subprocess.run(
+        [sys.executable, "-m", "carbonopt", "recommend", folder], capture_output=True, text=True
+    )
+    assert (
+        "has not ended: it was interrupted; the same `carbonopt run` goes on with it" in said.stdout
+    )
     assert "Left: at most 2 of 2 trials." in said.stdout
 
-    assert not list(folder.rglob("*.part"))
     command = start(study, folder)
     wait_for(lambda: read(folder).records[0].attempt == 3 and ranks(folder))
     pids = ranks(folder)  # before it trains: looking for them takes long where much else runs
@@ -156,7 +171,9 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
 def test_the_only_configuration_is_run_again_after_an_interruption(
     slow_study: dict, write_study, tmp_path: Path
 ) -> None:
-    """Also where it is the study's start: it has been chosen, so that no other is left, but has not been run."""
+    """Also where it is the study's start: it has been chosen, so that no other is left, but has not
+    been run.
+    """
     slow_study["search"]["space"] = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2}
     slow_study["search"]["start"] = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2}
     study, folder = write_study(slow_study), tmp_path / "out"
@@ -174,7 +191,9 @@ def test_the_only_configuration_is_run_again_after_an_interruption(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6])
-def test_a_ctrl_c_while_the_meter_begins(after_s: float, tiny_study: dict, write_study, tmp_path: Path) -> None:
+def test_a_ctrl_c_while_the_meter_begins(
+    after_s: float, tiny_study: dict, write_study, tmp_path: Path
+) -> None:
     """It also ends the programs that CodeCarbon starts, without which it fails."""
     folder = tmp_path / "out"
     command = start(write_study(tiny_study), folder)
@@ -184,15 +203,19 @@ def test_a_ctrl_c_while_the_meter_begins(after_s: float, tiny_study: dict, write
     _, errors = command.communicate(timeout=60)
     assert (command.returncode, errors.splitlines()[-1]) == (
         130,
-        "carbonopt: interrupted before the first trial; the same command begins again.",
+        "carbonopt: interrupted before this command started a trial; the same command goes on.",
     )
     wait_for(lambda: workers(folder) == [], 1.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_while_operators_are_compiled(number: int, tiny_study: dict, write_study, tmp_path: Path) -> None:
-    """Neither compilers, nor the lock that would make everyone wait for ever, nor half a prepared folder is left."""
+def test_interrupted_while_operators_are_compiled(
+    number: int, tiny_study: dict, write_study, tmp_path: Path
+) -> None:
+    """Neither compilers, nor the lock that would make everyone wait for ever, nor half a prepared
+    folder is left.
+    """
     study, folder, extensions = write_study(tiny_study), tmp_path / "out", tmp_path / "extensions"
     lock = extensions / "deepspeed_shm_comm" / "lock"
 
@@ -200,7 +223,8 @@ def test_interrupted_while_operators_are_compiled(number: int, tiny_study: dict,
         return [
             process.pid
             for process in psutil.process_iter(["cwd", "status"])
-            if process.info["cwd"] == str(lock.parent) and process.info["status"] != psutil.STATUS_ZOMBIE
+            if process.info["cwd"] == str(lock.parent)
+            and process.info["status"] != psutil.STATUS_ZOMBIE
         ]
 
     command = start(study, folder, TORCH_EXTENSIONS_DIR=str(extensions))
@@ -210,22 +234,40 @@ def test_interrupted_while_operators_are_compiled(number: int, tiny_study: dict,
     _, errors = command.communicate(timeout=60)
     if number == signal.SIGINT:
         assert command.returncode == 130
-        assert errors.endswith("carbonopt: interrupted before the first trial; the same command begins again.\n")
+        assert errors.endswith(
+            "carbonopt: interrupted before this command started a trial; the same command goes on.\n"
+        )
     wait_for(lambda: workers(folder) == [], 15 if number == signal.SIGKILL else 0.1)
     assert compilers() == []
-    wait_for(lambda: not lock.exists() and not list(folder.glob(".prepared.*")), 5 if number == signal.SIGKILL else 0.1)
+    wait_for(
+        lambda: not lock.exists() and not list(folder.glob(".prepared.*")),
+        5 if number == signal.SIGKILL else 0.1,
+    )
 
 
-# ---------------------------------------------------------------------------------------------- the files that it reads
+# ---------------------------------------------------------------------------------------------- the
+# files that it reads
 
 
 def go_on(study: Path, folder: Path, trials: int) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "carbonopt", "run", str(study), "--out", str(folder), "--trials", str(trials)]
+    command = [
+        sys.executable,
+        "-m",
+        "carbonopt",
+        "run",
+        str(study),
+        "--out",
+        str(folder),
+        "--trials",
+        str(trials),
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_with_its_own_text_only(tiny_study: dict, write_study, tmp_path: Path) -> None:
+def test_a_study_goes_on_with_its_own_text_only(
+    tiny_study: dict, write_study, tmp_path: Path
+) -> None:
     text, folder = tmp_path / "train.txt", tmp_path / "out"
     text.write_text("a cat sat on a mat. " * 1000)
     tiny_study["workload"]["dataset"] = {"train_files": [str(text)]}
@@ -244,13 +286,20 @@ def test_a_study_goes_on_with_its_own_text_only(tiny_study: dict, write_study, t
     text.write_text("a dog sat on a mat. " * 1000)
     refused = go_on(study, folder, 3)
     assert refused.returncode == 2
-    assert f"{text} has another content now" in refused.stderr and "Put back what was there" in refused.stderr
+    assert (
+        f"{text} has another content now" in refused.stderr
+        and "Put back what was there" in refused.stderr
+    )
     assert "Traceback" not in refused.stderr and refused.stderr.count("\n") == 1
-    assert go_on(study, folder, 2).returncode == done.returncode, "nothing is left to run, so nothing is mixed"
+    assert go_on(study, folder, 2).returncode == done.returncode, (
+        "nothing is left to run, so nothing is mixed"
+    )
 
 
 @pytest.mark.slow
-def test_a_replay_goes_on_with_its_own_table_only(replay_study: dict, table: Path, write_study, tmp_path: Path) -> None:
+def test_a_replay_goes_on_with_its_own_table_only(
+    replay_study: dict, table: Path, write_study, tmp_path: Path
+) -> None:
     study, folder = write_study(replay_study), tmp_path / "out"
     assert go_on(study, folder, 2).returncode in (0, 3)
     rows = table.read_text()
@@ -259,8 +308,12 @@ def test_a_replay_goes_on_with_its_own_table_only(replay_study: dict, table: Pat
     assert refused.returncode == 2
     assert f"{table} has {len(rows) + 1:,} bytes now, and had {len(rows):,}" in refused.stderr
 
-    with sqlite3.connect(StudyPaths(folder).storage) as database:  # a study from before files were noted
-        assert database.execute("DELETE FROM study_user_attributes WHERE key = 'inputs'").rowcount == 1
+    with sqlite3.connect(
+        StudyPaths(folder).storage
+    ) as database:  # a study from before files were noted
+        assert (
+            database.execute("DELETE FROM study_user_attributes WHERE key = 'inputs'").rowcount == 1
+        )
     assert go_on(study, folder, 4).returncode in (0, 3)
     assert len(read(folder).records) == 4
     table.write_text(rows)
@@ -292,12 +345,16 @@ def test_what_no_trial_reads_may_change(of_folder: StudyConfig, tmp_path: Path) 
     for name in ("config.json", "model.safetensors"):
         os.utime(model / name, (1, 1))
     assert [Path(file.path).name for file in noted] == ["config.json", "model.safetensors"]
-    assert input_files(of_folder) != tuple(file.model_copy(update={"sha256": None}) for file in noted)
+    assert input_files(of_folder) != tuple(
+        file.model_copy(update={"sha256": None}) for file in noted
+    )
     check_unchanged(noted, input_files(of_folder), "out", never)
 
 
 @pytest.mark.parametrize("change", ["small", "weights", "new", "gone"])
-def test_another_model_in_the_folder_is_refused(change: str, of_folder: StudyConfig, tmp_path: Path) -> None:
+def test_another_model_in_the_folder_is_refused(
+    change: str, of_folder: StudyConfig, tmp_path: Path
+) -> None:
     noted = with_sha256(input_files(of_folder), never)
     config, weights = tmp_path / "model" / "config.json", tmp_path / "model" / "model.safetensors"
     match change:
@@ -323,7 +380,8 @@ def test_reading_large_files_can_be_interrupted(of_folder: StudyConfig) -> None:
         with_sha256(input_files(of_folder), lambda: True)
 
 
-# ------------------------------------------------------------------------------------------------- what is left to do
+# -------------------------------------------------------------------------------------------------
+# what is left to do
 
 
 def left(*numbers: int, running: bool = False, confirm: bool = False, **repeat: object) -> str:
@@ -334,15 +392,28 @@ def left(*numbers: int, running: bool = False, confirm: bool = False, **repeat: 
 
 
 def test_an_answer_says_what_its_study_has_still_to_do() -> None:
-    assert left(0, 1) == (
-        "The study has not ended: it was interrupted; the same `carbonopt run` goes on with it. "
+    assert (
+        left(0, 1)
+        == "The study has not ended: it was interrupted; the same `carbonopt run` goes on with it. "
         "Left: at most 3 of 5 trials. Until then the recommendation may change."
     )
-    assert left(0, running=True).startswith("The study has not ended: it still runs. Left: at most 4 of 5 trials.")
-    assert "Left: at most 4 of 5 trials, then the repeats with other seeds." in left(0, confirm=True)
+    assert left(0, running=True).startswith(
+        "The study has not ended: it still runs. Left: at most 4 of 5 trials."
+    )
+    assert "Left: at most 4 of 5 trials, then the repeats with other seeds." in left(
+        0, confirm=True
+    )
     whole = left(0, 1, 2, 3, 4, confirm=True)
     assert whole.endswith(
-        "Left: repeats with other seeds, the next of trial 0. Until then the recommendation is not confirmed."
+        "Left: repeats with other seeds, the next of trial 0. Until then the recommendation is not"
+        " confirmed."
     )
-    stopped = {"repeat_of": 0, "state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED, "perplexity": None}
-    assert left(0, 1, 2, 3, 4, confirm=True, **stopped) == whole, "an interrupted repeat is run again"
+    stopped = {
+        "repeat_of": 0,
+        "state": TrialState.FAILED,
+        "stop_reason": StopReason.INTERRUPTED,
+        "perplexity": None,
+    }
+    assert left(0, 1, 2, 3, 4, confirm=True, **stopped) == whole, (
+        "an interrupted repeat is run again"
+    )

@@ -1,4 +1,6 @@
-"""Signals as a wish: who asks for it, when it ends a command at once, and what nohup has said before."""
+"""Signals as a wish: who asks for it, when it ends a command at once, and what nohup has said
+before.
+"""
 
 import os
 import signal

@@ -9,16 +9,30 @@ from pathlib import Path
 import psutil
 import pytest
 
-from carbonopt.core.config import StudyConfig
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import Durations, Energy, EvalPoint, QualityResult, TrialRecord, TrialSpec, TrialState
+from carbonopt.core.trial import (
+    Durations,
+    Energy,
+    EvalPoint,
+    QualityResult,
+    TrialRecord,
+    TrialState,
+)
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study import trackers
-from carbonopt.study.file import parse_study
+from carbonopt.study.study_file import parse_study
 from carbonopt.study.trackers import Trackers, open_trackers
 
 ROOT = Path(__file__).resolve().parents[2]
-PARAMS = TrialParams(global_batch_size=16, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=2, torch_compile=True)
+PARAMS = TrialParams(
+    global_batch_size=16,
+    micro_batch_size_per_gpu=8,
+    learning_rate=1e-3,
+    epochs=2,
+    torch_compile=True,
+)
 POINTS = [
     EvalPoint.of(PERPLEXITY, 400.0 - 10 * i, 100, step=10 * i, tokens=1000 * i).model_copy(
         update={"train_energy_kwh": 1e-6 * i}
@@ -54,7 +68,13 @@ def study(**track) -> StudyConfig:
 
 def spec(number: int) -> TrialSpec:
     return TrialSpec(
-        number=number, attempt=1, seed=0, params=PARAMS, workload={}, prepared_dir="/none", trial_dir="/none"
+        number=number,
+        attempt=1,
+        seed=0,
+        params=PARAMS,
+        workload={},
+        prepared_dir="/none",
+        trial_dir="/none",
     )
 
 
@@ -101,7 +121,9 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
         events = EventAccumulator(str(folder)).Reload()
         perplexities = events.Scalars("perplexity")
         assert [event.step for event in perplexities] == [10, 20, 30]
-        assert [event.value for event in perplexities] == pytest.approx([point.value for point in POINTS])
+        assert [event.value for event in perplexities] == pytest.approx(
+            [point.value for point in POINTS]
+        )
         assert events.Scalars("emissions_kg_co2e")[-1].value == pytest.approx(3e-7)
         assert events.Scalars("final/total_energy_kwh")[0].value == pytest.approx(5e-6)
         hparams = {
@@ -116,9 +138,16 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
     assert statuses == [api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE]
 
 
-def test_wandb_writes_a_run_for_each_trial_and_leaves_nothing_behind(tmp_path, own_home, capfd, monkeypatch):
-    # Its import falls into the time to close here, as it never does after a study; on busy cores that takes longer.
+@pytest.mark.slow
+def test_wandb_writes_a_run_for_each_trial_and_leaves_nothing_behind(
+    tmp_path, own_home, capfd, monkeypatch
+):
+    # Its import falls into the time to close here, as it never does after a study; on busy cores
+    # that takes longer.
     monkeypatch.setattr("carbonopt.study.trackers._CLOSE_S", 60)
+    for name in ("WANDB_RUN_ID", "WANDB_SWEEP_ID"):  # of a shell in which another run was resumed
+        monkeypatch.setenv(name, "elsewhere")
+    monkeypatch.setenv("WANDB_RESUME", "must")
     warnings: list[str] = []
     tracked = open_trackers(study(wandb={"project": "p"}), tmp_path / "track", warnings.append)
     run_trial(tracked, 0)
@@ -127,10 +156,13 @@ def test_wandb_writes_a_run_for_each_trial_and_leaves_nothing_behind(tmp_path, o
 
     assert warnings == []
     files = sorted((tmp_path / "track").glob("wandb/offline-run-*/run-*.wandb"))
-    assert len(files) == 2
+    assert len({file.name for file in files}) == 2
+    assert not any(b"elsewhere" in file.read_bytes() for file in files)
     logged = [file.read_bytes() for file in files]
     assert any(b"tracked-0000" in data for data in logged)
-    assert all(b"train_energy_kwh" in data and b"gradient_accumulation_steps" in data for data in logged)
+    assert all(
+        b"train_energy_kwh" in data and b"gradient_accumulation_steps" in data for data in logged
+    )
     assert wandb_services() == []
     assert list(own_home.iterdir()) == []
     assert capfd.readouterr() == ("", "")
@@ -138,15 +170,15 @@ def test_wandb_writes_a_run_for_each_trial_and_leaves_nothing_behind(tmp_path, o
 
 def test_no_tracker_is_imported_or_started_before_the_first_trial(tmp_path):
     script = (
-        "import sys, threading\n"
-        "from pathlib import Path\n"
-        "from tests.study.test_trackers import study\n"
-        "from carbonopt.study.trackers import open_trackers\n"
-        f"tracked = open_trackers(study(wandb={{}}, tensorboard=True), Path({str(tmp_path)!r}) / 'track', print)\n"
-        "tracked.close()\n"
-        "print(threading.active_count(), sorted({'wandb', 'tensorboard', 'torch'} & set(sys.modules)))\n"
+        "import sys, threading\nfrom pathlib import Path\nfrom tests.study.test_trackers import"
+        " study\nfrom carbonopt.study.trackers import open_trackers\ntracked ="
+        f" open_trackers(study(wandb={{}}, tensorboard=True), Path({str(tmp_path)!r}) / 'track',"
+        " print)\ntracked.close()\nprint(threading.active_count(), sorted({'wandb',"
+        " 'tensorboard', 'torch'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "1 []"
     assert not (tmp_path / "track").exists()
 
@@ -181,11 +213,15 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, track, message):
 def test_one_broken_tracker_leaves_the_other_alone(tmp_path):
     warnings: list[str] = []
     hostile = {"project": "a/../#?%:", "entity": "../..%00"}
-    tracked = open_trackers(study(wandb=hostile, tensorboard=True), tmp_path / "track", warnings.append)
+    tracked = open_trackers(
+        study(wandb=hostile, tensorboard=True), tmp_path / "track", warnings.append
+    )
     run_trial(tracked, 0)
     tracked.close()
     assert len(warnings) == 1
-    assert warnings[0].startswith("wandb is switched off for the rest of this run: UsageError: Invalid project name")
+    assert warnings[0].startswith(
+        "wandb is switched off for the rest of this run: UsageError: Invalid project name"
+    )
     assert list((tmp_path / "track" / "tensorboard").glob("0000/events.*"))
 
 
@@ -242,25 +278,25 @@ def test_a_hanging_tracker_delays_neither_trials_nor_the_end(monkeypatch):
     assert len(warnings) == 3
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_holds_up_neither_close_nor_exit(tmp_path):
     script = (
-        "import time\n"
-        "from pathlib import Path\n"
-        "from carbonopt.study import trackers\n"
-        "from tests.study.test_trackers import run_trial, study, wandb_services\n"
-        "trackers._CLOSE_S = 0.5\n"
-        f"folder = Path({str(tmp_path)!r}) / 'track'\n"
-        "tracked = trackers.open_trackers(study(wandb={'mode': 'online'}), folder, lambda text: None)\n"
-        "run_trial(tracked, 0)\n"
-        "while not wandb_services():\n"
-        "    time.sleep(0.05)\n"
-        "time.sleep(0.5)\n"
-        "tracked.close()\n"
+        "import time\nfrom pathlib import Path\nfrom carbonopt.study import trackers\nfrom"
+        " tests.study.test_trackers import run_trial, study, wandb_services\ntrackers._CLOSE_S ="
+        f" 0.5\nfolder = Path({str(tmp_path)!r}) / 'track'\ntracked ="
+        " trackers.open_trackers(study(wandb={'mode': 'online'}), folder, lambda text:"
+        " None)\nrun_trial(tracked, 0)\nwhile not wandb_services():\n   "
+        " time.sleep(0.05)\ntime.sleep(0.5)\ntracked.close()\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        server = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": f"http://127.0.0.1:{mute.getsockname()[1]}"}
+        server = {
+            "WANDB_API_KEY": "a" * 40,
+            "WANDB_BASE_URL": f"http://127.0.0.1:{mute.getsockname()[1]}",
+        }
         command, environment = [sys.executable, "-c", script], {**os.environ, **server}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=9)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=9
+        )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -278,11 +314,17 @@ def test_wandbs_service_does_not_outlive_a_killed_study(tmp_path):
         "print(wandb_services()[0].pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as study_process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as study_process:
         assert study_process.stdout is not None
         service = psutil.Process(int(study_process.stdout.readline()))
         study_process.kill()
     deadline = time.monotonic() + 20
-    while service.is_running() and service.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+    while (
+        service.is_running()
+        and service.status() != psutil.STATUS_ZOMBIE
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     assert not service.is_running() or service.status() == psutil.STATUS_ZOMBIE

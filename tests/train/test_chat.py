@@ -1,4 +1,6 @@
-"""Prompts, responses and chats as tokens: which of them are a response's, against what was written by hand."""
+"""Prompts, responses and chats as tokens: which of them are a response's, against what was written
+by hand.
+"""
 
 import json
 import shutil
@@ -12,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from carbonopt.core.config import Dataset
 from carbonopt.core.errors import BadInput
+from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.chat import Chat, chat_messages, marked, prompt_and_response
 from carbonopt.train.data.responses import keep
 from carbonopt.train.data.rows import Row, file_rows, read_rows
@@ -32,7 +34,10 @@ WITHOUT_SPECIAL_TOKENS = """{%- for message in messages -%}{{ message.role + ': 
 FORGETS = """{%- for message in messages -%}{%- if message.role == 'user' or loop.last -%}
 {{ message.role + ': ' + message.content + '\n' }}{%- endif -%}
 {%- endfor -%}{%- if add_generation_prompt -%}{{ 'assistant: ' }}{%- endif -%}"""
-ONLY_TURNS = CHATML + "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}"
+ONLY_TURNS = (
+    CHATML
+    + "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}"
+)
 
 
 def tokenizer(template: str | None = None, begins: bool = False) -> PreTrainedTokenizerFast:
@@ -44,7 +49,9 @@ def tokenizer(template: str | None = None, begins: bool = False) -> PreTrainedTo
     special = ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]
     fast.add_special_tokens([AddedToken(text, special=True) for text in special])
     if begins:
-        fast.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", fast.token_to_id("<s>"))])
+        fast.post_processor = processors.TemplateProcessing(
+            "<s> $A", special_tokens=[("<s>", fast.token_to_id("<s>"))]
+        )
     made = PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<s>", eos_token="</s>")
     made.chat_template = template
     return made
@@ -54,16 +61,24 @@ def chat(*said: tuple[str, str]) -> Chat:
     return Chat([{"role": role, "content": content} for role, content in said], "row 1")
 
 
-def responses(one_chat: Chat, by: PreTrainedTokenizerFast, plain: bool = False) -> tuple[str, list[str]]:
+def responses(
+    one_chat: Chat, by: PreTrainedTokenizerFast, plain: bool = False
+) -> tuple[str, list[str]]:
     """All of its text, and each run of tokens that are marked."""
     (example,) = marked([one_chat], by, plain)
-    edges = np.flatnonzero(np.diff(example.in_response.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    edges = np.flatnonzero(np.diff(example.in_response.astype(int), prepend=0, append=0)).reshape(
+        -1, 2
+    )
     runs = [by.decode(example.tokens[first:last]) for first, last in edges]
     return by.decode(example.tokens), runs
 
 
 TWO_TURNS = chat(
-    ("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello ü"), ("user", "Bye"), ("assistant", "Ciao")
+    ("system", "Be kind."),
+    ("user", "Hi"),
+    ("assistant", "Hello ü"),
+    ("user", "Bye"),
+    ("assistant", "Ciao"),
 )
 
 
@@ -71,7 +86,10 @@ TWO_TURNS = chat(
 def test_what_the_assistant_says_and_its_end_are_the_response(template):
     whole, runs = responses(TWO_TURNS, tokenizer(template))
     assert runs == ["Hello ü<|im_end|>", "Ciao<|im_end|>"]
-    turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in TWO_TURNS.messages]
+    turns = [
+        f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n"
+        for message in TWO_TURNS.messages
+    ]
     assert whole == "".join(turns)
 
 
@@ -81,7 +99,11 @@ def test_where_no_token_ends_a_turn_its_line_does():
 
 def test_what_answers_nothing_is_no_response():
     greeted = chat(
-        ("assistant", "Welcome"), ("user", "Hi"), ("assistant", " "), ("user", "Well?"), ("assistant", "Yes")
+        ("assistant", "Welcome"),
+        ("user", "Hi"),
+        ("assistant", " "),
+        ("user", "Well?"),
+        ("assistant", "Yes"),
     )
     assert responses(greeted, tokenizer(CHATML))[1] == ["Yes<|im_end|>"]
     assert greeted.answers and not chat(("assistant", "Welcome"), ("user", "Hi")).answers
@@ -92,13 +114,21 @@ def test_what_answers_nothing_is_no_response():
 def test_without_a_template_prompt_and_response_are_joined(begins, first):
     row = Row({"q": "Name it: ", "a": "this\n", "n": None}, "row 1")
     pair = prompt_and_response(row, "q", "a")
-    assert responses(pair, tokenizer(begins=begins), plain=True) == (f"{first}Name it: this\n</s>", ["this\n</s>"])
+    assert responses(pair, tokenizer(begins=begins), plain=True) == (
+        f"{first}Name it: this\n</s>",
+        ["this\n</s>"],
+    )
     assert not prompt_and_response(row, "q", "n").answers
-    assert responses(prompt_and_response(row, "n", "a"), tokenizer(), plain=True) == ("this\n</s>", ["this\n</s>"])
+    assert responses(prompt_and_response(row, "n", "a"), tokenizer(), plain=True) == (
+        "this\n</s>",
+        ["this\n</s>"],
+    )
 
 
 def test_a_prompt_and_its_response_by_the_model_s_own_template():
-    pair = prompt_and_response(Row({"prompt": "Hi", "response": "Ho"}, "row 1"), "prompt", "response")
+    pair = prompt_and_response(
+        Row({"prompt": "Hi", "response": "Ho"}, "row 1"), "prompt", "response"
+    )
     whole, runs = responses(pair, tokenizer(CHATML))
     assert whole == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n"
     assert runs == ["Ho<|im_end|>"]
@@ -107,7 +137,13 @@ def test_a_prompt_and_its_response_by_the_model_s_own_template():
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (FORGETS, "must write a chat's beginning as it writes the whole chat, but writes message 3 of row 1"),
+        (
+            FORGETS,
+            (
+                "must write a chat's beginning as it writes the whole chat, but writes message 3 of"
+                " row 1"
+            ),
+        ),
         (ONLY_TURNS, "chat template refuses row 1: no system."),
         (CHATML + "{# {% generation %} #}", "marks no token of row 1 as the assistant's"),
     ],
@@ -123,15 +159,21 @@ def test_a_cut_example_keeps_the_beginning_of_its_response_and_one_more_token_to
     by = tokenizer()
     kept = keep([long, chat(("user", "1" * 9), ("assistant", "a"))], by, True, 8, "training")
     (example,) = kept.examples
-    assert by.decode(example.tokens) == "12345abcd" and kept.response_tokens == 4 and kept.tokens == 8
+    assert (
+        by.decode(example.tokens) == "12345abcd" and kept.response_tokens == 4 and kept.tokens == 8
+    )
     assert (
         kept.note
-        == "Of 2 training rows 1 are used: the prompt of 1 left no room for a response, 1 were cut to 8 tokens."
+        == "Of 2 training rows 1 are used: the prompt of 1 left no room for a response, 1 were cut"
+        " to 8 tokens."
     )
 
 
 def test_lists_of_messages_come_through_the_readers(tmp_path: Path):
-    rows = [{"messages": TWO_TURNS.messages}, {"messages": [{"role": "user", "content": "Hi", "name": "Ann"}]}]
+    rows = [
+        {"messages": TWO_TURNS.messages},
+        {"messages": [{"role": "user", "content": "Hi", "name": "Ann"}]},
+    ]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "chats.json").write_text(json.dumps(rows))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "chats.parquet")
@@ -144,7 +186,9 @@ def test_lists_of_messages_come_through_the_readers(tmp_path: Path):
     for split in ("train", "validation"):
         shutil.copy(tmp_path / "chats.jsonl", hub / f"{split}.jsonl")
     for part in read_rows(Dataset(name_or_path=str(hub)), ("messages",)):
-        assert [chat_messages(row, "messages").messages for row in part] == [row["messages"] for row in rows]
+        assert [chat_messages(row, "messages").messages for row in part] == [
+            row["messages"] for row in rows
+        ]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ def test_windows_add_up() -> None:
             busy(0.01)
         wait.end()
         ran_s.append(wait._ran_s)
-    assert 0 < ran_s[0] < ran_s[1] < ran_s[2] == pytest.approx(0.9, abs=0.3), "to the kernel's own ticks"
+    assert 0 < ran_s[0] < ran_s[1] < ran_s[2] == pytest.approx(0.9, abs=0.3), (
+        "to the kernel's own ticks"
+    )
 
 
 THROTTLING = """
@@ -83,7 +85,11 @@ for thread in others:
 def test_a_team_that_does_nothing_is_made_where_threads_wait() -> None:
     environment = {**os.environ, "TESTS": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", THROTTLING, "crowded"], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", THROTTLING, "crowded"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     said = done.stdout.splitlines()
     assert said[0] == "Other work wants this machine's cores: threads sleep sooner from now on."

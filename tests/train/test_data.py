@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from carbonopt.core.config import Choices, Fixed, Space, Workload
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import PreparedFolder
-from carbonopt.train.arguments_check import check_training_arguments
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Choices, Fixed, Space
+from carbonopt.spec.workload_settings import Workload
 from carbonopt.train.data.packing import (
     IGNORED,
     Division,
@@ -31,11 +31,18 @@ from carbonopt.train.data.packing import (
 )
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.data.tokens import make_encoder
-from carbonopt.train.deepspeed_config import deepspeed_config
-from carbonopt.train.deepspeed_keys import check_deepspeed_keys
+from carbonopt.train.optim.arguments_check import check_training_arguments
+from carbonopt.train.optim.deepspeed_config import deepspeed_config
+from carbonopt.train.optim.deepspeed_keys import check_deepspeed_keys
 from carbonopt.train.prepare import PrepareSpec, prepare
 
-TINY: dict[str, Any] = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 64}
+TINY: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_layer": 1,
+    "n_head": 2,
+    "n_embd": 16,
+    "n_positions": 64,
+}
 TEXT = "The quick brown fox\r\njumps over the lazy dog, naïvely: 日本. \n" * 40
 SPACE = Space.model_validate({"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1})
 
@@ -59,12 +66,19 @@ def text_file(tmp_path):
 def refusal(tmp_path, **changes) -> str:
     target = tmp_path / "prepared"
     with pytest.raises(BadInput) as refused:
-        prepare(PrepareSpec(workload=plain(**changes), space=SPACE, prepared_dir=str(target), fingerprint="x"))
-    assert not target.exists() and not list(tmp_path.glob(".prepared*")), "a refusal leaves nothing behind"
+        prepare(
+            PrepareSpec(
+                workload=plain(**changes), space=SPACE, prepared_dir=str(target), fingerprint="x"
+            )
+        )
+    assert not target.exists() and not list(tmp_path.glob(".prepared*")), (
+        "a refusal leaves nothing behind"
+    )
     return str(refused.value)
 
 
-# ----------------------------------------------------------------------------------------------------------- packing
+# -----------------------------------------------------------------------------------------------------------
+# packing
 
 
 @pytest.mark.parametrize("count", [2, 8, 9, 10, 12, 13])
@@ -90,7 +104,8 @@ def test_no_sequence_has_no_target():
 def global_batches(micro_batch, world_size):
     tokens = np.arange(4 * 22 + 1, dtype=np.uint16)
     loaders = [
-        TextMicroBatches(tokens, 4, Division(8, micro_batch, 5, 3, rank, world_size)) for rank in range(world_size)
+        TextMicroBatches(tokens, 4, Division(8, micro_batch, 5, 3, rank, world_size))
+        for rank in range(world_size)
     ]
     accumulation = 8 // (micro_batch * world_size)
     return [
@@ -119,7 +134,9 @@ def test_micro_batches_hold_the_tokens_of_their_sequences():
     assert len(loader) == 10
     item = loader[3]
     indices = loader.indices(3)
-    assert item["input_ids"][:, 0].tolist() == [(loader.offset + 4 * index) % len(tokens) for index in indices]
+    assert item["input_ids"][:, 0].tolist() == [
+        (loader.offset + 4 * index) % len(tokens) for index in indices
+    ]
     assert torch.equal(item["labels"], (item["input_ids"] + 1) % len(tokens))
     with pytest.raises(IndexError):
         loader[10]
@@ -136,7 +153,9 @@ def test_micro_batches_hold_the_tokens_of_their_sequences():
         (140, 256, 512, 3, 3),
     ],
 )
-def test_an_evaluation_takes_as_many_sequences_as_pay_and_fit(memory_gib, vocab_size, length, count, expected):
+def test_an_evaluation_takes_as_many_sequences_as_pay_and_fit(
+    memory_gib, vocab_size, length, count, expected
+):
     batch_size = batch_size_that_fits(memory_gib * 2**30, vocab_size, length, count)
     assert batch_size == expected
 
@@ -148,7 +167,9 @@ def test_batches_made_ahead_are_the_same_in_the_same_order(tmp_path):
     assert len(ahead) == len(batches) == 10
     for _ in range(2):
         for expected, prefetched in zip(batches, ahead, strict=True):
-            assert all(torch.equal(prefetched[name], expected[name]) for name in ("input_ids", "labels"))
+            assert all(
+                torch.equal(prefetched[name], expected[name]) for name in ("input_ids", "labels")
+            )
     before = threading.active_count()
     some = iter(ahead)
     next(some)
@@ -175,7 +196,9 @@ def test_total_steps():
         total_steps(103, 104, 1.0)
 
 
-@pytest.mark.parametrize(("steps", "count", "expected"), [(100, 4, [25, 50, 75, 100]), (3, 8, [1, 2, 3]), (1, 1, [1])])
+@pytest.mark.parametrize(
+    ("steps", "count", "expected"), [(100, 4, [25, 50, 75, 100]), (3, 8, [1, 2, 3]), (1, 1, [1])]
+)
 def test_evaluation_steps_are_distinct_and_end_with_the_last(steps, count, expected):
     assert evaluation_steps(steps, count) == expected
 
@@ -184,10 +207,13 @@ def test_evaluation_steps_are_distinct_and_end_with_the_last(steps, count, expec
 def test_ranks_share_all_sequences_and_make_as_many_passes(count, batch, world):
     shares = [batches_of_rank(count, batch, rank, world) for rank in range(world)]
     assert len({share.shape for share in shares}) == 1
-    assert sorted(index for share in shares for index in share.flatten().tolist() if index >= 0) == list(range(count))
+    assert sorted(
+        index for share in shares for index in share.flatten().tolist() if index >= 0
+    ) == list(range(count))
 
 
-# -------------------------------------------------------------------------------------------------------------- text
+# --------------------------------------------------------------------------------------------------------------
+# text
 
 
 def test_a_text_file_keeps_every_character(text_file):
@@ -214,12 +240,15 @@ def test_rows_of_every_format(tmp_path, kind):
         read_text(TextDataset(train_files=(str(path),)))
 
 
-# ---------------------------------------------------------------------------------------------------------- encoders
+# ----------------------------------------------------------------------------------------------------------
+# encoders
 
 
 def test_characters_number_what_the_training_text_has():
     encoder = make_encoder(workload(), ["bca\r\n"], ["aé日"])
-    assert len(encoder.tokenizer) == 6  # five characters and, since the evaluation text needs it, the unknown one
+    assert (
+        len(encoder.tokenizer) == 6
+    )  # five characters and, since the evaluation text needs it, the unknown one
     assert encoder.encode(["bca\r\n"]).tolist() == [3, 4, 2, 1, 0]
     assert encoder.encode(["aé日"]).tolist() == [2, 5, 5]
     assert len(make_encoder(workload(), ["bca\r\n"], ["abc"]).tokenizer) == 5
@@ -247,12 +276,15 @@ def test_end_of_text_stands_between_documents_only():
     assert len(make_encoder(workload(), ["ab", "cd"], ["ab"]).encode(["ab", "cd"])) == 4
 
 
-# ----------------------------------------------------------------------------------------------------------- prepare
+# -----------------------------------------------------------------------------------------------------------
+# prepare
 
 
 def test_prepare_counts_and_reuses(tmp_path, text_file):
     changes = {"dataset": {"train_files": [str(text_file)]}}
-    spec = PrepareSpec(workload=plain(**changes), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="one")
+    spec = PrepareSpec(
+        workload=plain(**changes), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="one"
+    )
     made = prepare(spec)
     folder = PreparedFolder(tmp_path / "p")
     train, evaluation = open_tokens(folder.train), open_tokens(folder.evaluation)
@@ -261,29 +293,43 @@ def test_prepare_counts_and_reuses(tmp_path, text_file):
     assert len(train) + len(evaluation) == len(TEXT)
     assert made.train_examples == (len(train) - 1) // 32
     assert made.vocab_size == len(set(TEXT))
-    width = TINY["n_embd"]  # the two embeddings, one block, the last norm; the output layer is the embedding
-    assert made.model_parameters == (made.vocab_size + 64) * width + 12 * width**2 + 13 * width + 2 * width
+    width = TINY[
+        "n_embd"
+    ]  # the two embeddings, one block, the last norm; the output layer is the embedding
+    assert (
+        made.model_parameters
+        == (made.vocab_size + 64) * width + 12 * width**2 + 13 * width + 2 * width
+    )
 
     text_file.unlink()
-    assert prepare(spec) == made == folder.read_summary(), "made for the same workload: taken as it is"
+    assert prepare(spec) == made == folder.read_summary(), (
+        "made for the same workload: taken as it is"
+    )
     text_file.write_text("something else " * 200)
     again = prepare(spec.model_copy(update={"fingerprint": "two"}))
     assert again.train_tokens == 2700 and folder.read_summary() == again
     folder.summary.write_text(folder.summary.read_text()[:40])
     assert folder.made_for("two") is None
-    assert prepare(spec.model_copy(update={"fingerprint": "two"})) == again == folder.made_for("two"), "made again"
+    assert (
+        prepare(spec.model_copy(update={"fingerprint": "two"})) == again == folder.made_for("two")
+    ), "made again"
     for damaged in (folder.train, folder.evaluation, folder.model_config / "config.json"):
         whole = damaged.read_bytes()
         damaged.write_bytes(whole[: len(whole) // 2])
         assert folder.made_for("two") is None
-        assert prepare(spec.model_copy(update={"fingerprint": "two"})) == again and damaged.read_bytes() == whole
+        assert (
+            prepare(spec.model_copy(update={"fingerprint": "two"})) == again
+            and damaged.read_bytes() == whole
+        )
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_prepare_leaves_a_folder_alone_that_is_not_its_own(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "thesis.tex").write_text("years of work")
-    spec = PrepareSpec(workload=plain(), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="x")
+    spec = PrepareSpec(
+        workload=plain(), space=SPACE, prepared_dir=str(tmp_path / "p"), fingerprint="x"
+    )
     with pytest.raises(BadInput, match="must be empty or a prepared data set"):
         prepare(spec)
     assert (tmp_path / "p" / "thesis.tex").exists()
@@ -293,7 +339,8 @@ def test_prepare_leaves_a_folder_alone_that_is_not_its_own(tmp_path):
     assert file.read_text() == "years of work"
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ------------------------------------------------------------------------------------------------------------
+# refusals
 
 
 def test_refuses_bad_files(tmp_path):
@@ -310,20 +357,41 @@ def test_refuses_bad_files(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": \n')
     assert "line 1, must be one JSON object" in files(tmp_path / "rows.jsonl")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    assert "must be UTF-8 text, but isn't at byte 3" in files(tmp_path / "latin.txt")
+    assert "must be UTF-8 text, but isn't in line 1" in files(tmp_path / "latin.txt")
     (tmp_path / "not.parquet").write_text("no")
     assert "must be Parquet" in files(tmp_path / "not.parquet")
     (tmp_path / "short.txt").write_text("too short a text")
     assert "at least one sequence of 32 tokens" in files(tmp_path / "short.txt")
     (tmp_path / "half.jsonl").write_text('{"text": "a"}\n{"text": "\\ud800b"}\n')
-    assert "half.jsonl, line 2, must hold text, but column 'text' has half" in files(tmp_path / "half.jsonl")
+    assert "half.jsonl, line 2, column 'text' must hold text, but has half" in files(
+        tmp_path / "half.jsonl"
+    )
     (tmp_path / "half.json").write_text('[{"text": {"a": ["\\udfff"]}}]')
-    assert "half.json, item 1, must hold text, but column 'text' has half" in files(tmp_path / "half.json")
+    assert "half.json, item 1, column 'text' must hold text, but has half" in files(
+        tmp_path / "half.json"
+    )
     (tmp_path / "twice.csv").write_text("text,text\na,b\n")
     assert "must name each column once, but has 'text' 2 times" in files(tmp_path / "twice.csv")
+    twice = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
+    assert "must name each column once, but has 'text' 2 times" in files(tmp_path / "twice.parquet")
+    for name, rows in (
+        ("twice.jsonl", '{"text": "a", "text": "b"}\n'),
+        ("twice.json", '[{"text": "a", "text": "b"}]'),
+    ):
+        (tmp_path / name).write_text(rows)
+        assert "must name each column once, but has 'text' 2 times" in files(tmp_path / name)
+    (tmp_path / "within.jsonl").write_text(
+        '{"text": {"a": "b", "a": "c"}, "other": {"a": 1, "a": 2}}\n'
+    )
+    assert "but has one that names 'a' more than once" in files(tmp_path / "within.jsonl")
     (tmp_path / "ragged.csv").write_text("text,more\na,b\na,b,c\n")
-    assert "must have at most 2 cells in a row, but row 2 has 3" in files(tmp_path / "ragged.csv")
-    assert "must have text in it" in files(tmp_path / "short.txt", eval_files=[str(tmp_path / "empty.txt")])
+    assert "line 3: a row must have at most 2 cells, but row 2 has 3" in files(
+        tmp_path / "ragged.csv"
+    )
+    assert "must have text in it" in files(
+        tmp_path / "short.txt", eval_files=[str(tmp_path / "empty.txt")]
+    )
 
 
 @pytest.mark.parametrize(
@@ -348,27 +416,37 @@ def test_refuses_bad_models(tmp_path, monkeypatch):
     assert "unknown field n_layers for gpt2; did you mean n_layer?" in model(n_layers=2)
     assert "'gtp2'; did you mean gpt2?" in model(model_type="gtp2")
     assert len(model(model_type="vit")) < 800, "not all of some 180 names"
-    assert "vocab_size must be at least the tokenizer's vocabulary" in model(vocab_size=10)
+    assert "but got 10 and " in model(vocab_size=10)
     assert "at most the model's number of positions, but got 32 and 16" in model(n_positions=16)
     assert "n_embd" in model(n_head=3) or "divisible" in model(n_head=3)
     (tmp_path / "model").mkdir()
     own = {"tokenizer": {"kind": "byte"}}
-    assert "has no config.json" in refusal(tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own)
+    assert "has no config.json" in refusal(
+        tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own
+    )
     (tmp_path / "model" / "config.json").write_text(json.dumps({**TINY, "vocab_size": 256}))
     assert "no file named model.safetensors" in refusal(
         tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own
     )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "give a local folder" in refusal(tmp_path, model={"name_or_path": "nobody/no-such-model"}, **own)
-    assert "give a local folder" in refusal(tmp_path, tokenizer={"name_or_path": "nobody/no-such-tokenizer"})
-    assert "give a local folder" in refusal(tmp_path, dataset={"name_or_path": "nobody/no-such-data"})
+    assert "give a local folder" in refusal(
+        tmp_path, model={"name_or_path": "nobody/no-such-model"}, **own
+    )
+    assert "give a local folder" in refusal(
+        tmp_path, tokenizer={"name_or_path": "nobody/no-such-tokenizer"}
+    )
+    assert "give a local folder" in refusal(
+        tmp_path, dataset={"name_or_path": "nobody/no-such-data"}
+    )
 
 
 def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
     for split in ("train", "validation"):
-        (tmp_path / "data" / f"{split}.jsonl").write_text('{"text": "some ' + split + '"}\n{"text": ""}\n')
+        (tmp_path / "data" / f"{split}.jsonl").write_text(
+            '{"text": "some ' + split + '"}\n{"text": ""}\n'
+        )
     folder: dict[str, Any] = {"name_or_path": str(tmp_path / "data")}
     assert read_text(TextDataset(**folder)) == (["some train"], ["some validation"])
     with pytest.raises(BadInput, match="no split 'test'; its splits are train, validation"):
@@ -390,38 +468,64 @@ def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
         ({"report_to": "all"}, "use track"),
         ({"optim": "adamm"}, "not what transformers takes"),
         ({"lr_scheduler_type": "cosine"}, "but is in both"),
-        ({"lr_scheduler_kwargs": {"min_lr_rate": 0.1}}, r"min_lr_rate is nothing that lr_scheduler linear takes"),
+        (
+            {"lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+            r"min_lr_rate is nothing that lr_scheduler linear takes",
+        ),
         ({"lr_scheduler_kwargs": "{}"}, "must hold keys and their values"),
         ({"adam_beta1": 5}, "the optimizer adamw_torch_fused can't be made here: .* 5;"),
         ({"dataloader_num_workers": 1.5}, "must be a whole number, but got 1.5"),
         ({"torch_compile_mode": "nope"}, "torch_compile_mode nope can't be compiled with"),
         ({"torch_compile_backend": "nope"}, "torch_compile_backend nope .* can't be compiled with"),
-        ({"optim": "galore_adamw", "optim_target_modules": "all-linear"}, "optimizer galore_adamw can't be made"),
+        (
+            {"optim": "galore_adamw", "optim_target_modules": "all-linear"},
+            "optimizer galore_adamw can't be made",
+        ),
         ({"optim": "grokadamw"}, "optimizer grokadamw can't be made"),
         ({"optim": "sgd", "optim_args": "momentum"}, "optimizer sgd can't be made here"),
-        ({"optim": "sgd", "optim_args": "momentum=0.9,foo=bar"}, "foo=bar changes nothing of the optimizer sgd"),
+        (
+            {"optim": "sgd", "optim_args": "momentum=0.9,foo=bar"},
+            "foo=bar changes nothing of the optimizer sgd",
+        ),
         ({"optim_args": "foo=bar"}, "foo=bar changes nothing of the optimizer adamw_torch_fused"),
-        ({"optim": "sgd", "adam_epsilon": 1e-3}, "adam_epsilon changes nothing of the optimizer sgd"),
-        ({"optim": "adagrad"}, "adagrad has a state before its first step, which ZeRO can't divide"),
+        (
+            {"optim": "sgd", "adam_epsilon": 1e-3},
+            "adam_epsilon changes nothing of the optimizer sgd",
+        ),
+        (
+            {"optim": "adagrad"},
+            "adagrad has a state before its first step, which ZeRO can't divide",
+        ),
         ({"log_level": "bogus"}, "log_level can't be had: .*bogus"),
         ({"dataloader_prefetch_factor": 2}, "carbonopt feeds the data itself"),
         ({"optim_target_modules": ["c_attn"]}, "optim_target_modules changes nothing"),
         ({"use_liger_kernel": True}, "use_liger_kernel can't be had here"),
-        ({"liger_kernel_config": {"rope": True}}, "liger_kernel_config has no effect without use_liger_kernel"),
-        ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "no effect without gradient_checkpointing"),
+        (
+            {"liger_kernel_config": {"rope": True}},
+            "liger_kernel_config has no effect without use_liger_kernel",
+        ),
+        (
+            {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
+            "no effect without gradient_checkpointing",
+        ),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"foo": 1}},
             "{'foo': 1} is not what checkpointing takes",
         ),
         (
-            {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"every_n_layers": "x"}},
+            {
+                "activation_checkpointing": True,
+                "activation_checkpointing_kwargs": {"every_n_layers": "x"},
+            },
             "is not what checkpointing takes",
         ),
     ],
 )
 def test_refuses_training_arguments(given, says):
     with pytest.raises(BadInput, match=says):
-        check_training_arguments(given, SPACE.model_copy(update={"lr_scheduler": Fixed(value="linear")}))
+        check_training_arguments(
+            given, SPACE.model_copy(update={"lr_scheduler": Fixed(value="linear")})
+        )
 
 
 @pytest.mark.parametrize(
@@ -436,14 +540,19 @@ def test_refuses_training_arguments(given, says):
 )
 def test_what_a_dimension_says_is_said_once(given, searched):
     space = SPACE.model_copy(update={name: Fixed(value=value) for name, value in searched.items()})
-    must = f"{next(iter(given))} must be in .* or, as {next(iter(searched))}, in search.space, but is in both"
+    must = (
+        f"{next(iter(given))} must be in .* or, as {next(iter(searched))}, in search.space, but is"
+        " in both"
+    )
     with pytest.raises(BadInput, match=must):
         check_training_arguments(given, space)
 
 
 def test_refuses_a_dimension_that_the_given_scheduler_leaves_without_effect():
     warming = SPACE.model_copy(update={"warmup_ratio": Fixed(value=0.1)})
-    with pytest.raises(BadInput, match=r"warmup_ratio needs lr_scheduler .*, but that is constant in workload"):
+    with pytest.raises(
+        BadInput, match=r"warmup_ratio needs lr_scheduler .*, but that is constant in workload"
+    ):
         check_training_arguments({"lr_scheduler_type": "constant"}, warming)
     check_training_arguments({"lr_scheduler_type": "cosine"}, warming)
 
@@ -459,7 +568,9 @@ def test_refuses_a_dimension_that_the_given_scheduler_leaves_without_effect():
     ],
 )
 def test_refuses_schedules_that_cannot_be_made(scheduler, given):
-    given_there = {"lr_scheduler_type": scheduler} | ({"lr_scheduler_kwargs": given} if given else {})
+    given_there = {"lr_scheduler_type": scheduler} | (
+        {"lr_scheduler_kwargs": given} if given else {}
+    )
     with pytest.raises(BadInput, match=f"lr_scheduler {scheduler} can't be made"):
         check_training_arguments(given_there, SPACE)
     searched = SPACE.model_copy(update={"lr_scheduler": Choices(choices=("linear", scheduler))})
@@ -484,7 +595,10 @@ def test_refuses_schedules_that_cannot_be_made(scheduler, given):
         {"torch_compile": True},
         {"torch_compile_mode": "max-autotune"},
         {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
-        {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"every_n_layers": 2}},
+        {
+            "activation_checkpointing": True,
+            "activation_checkpointing_kwargs": {"every_n_layers": 2},
+        },
         {"dataloader_num_workers": 2},
     ],
     ids=str,
@@ -504,17 +618,26 @@ def test_checkpointing_that_is_searched_takes_arguments():
         ({"zero_optimisation": {}}, "deepspeed.zero_optimisation; did you mean zero_optimization"),
         (
             {"zero_optimization": {"stage3_param_persistance_threshold": 1}},
-            "zero_optimization.stage3_param_persistance_threshold; did you mean stage3_param_persistence_threshold",
+            (
+                "zero_optimization.stage3_param_persistance_threshold; did you mean"
+                " stage3_param_persistence_threshold"
+            ),
         ),
         (
             {"zero_optimization": {"offload_optimizer": {"pinmemory": True}}},
             "zero_optimization.offload_optimizer.pinmemory; did you mean pin_memory",
         ),
-        ({"activation_checkpointing": {"cpu_checkpointng": True}}, "did you mean cpu_checkpointing"),
+        (
+            {"activation_checkpointing": {"cpu_checkpointng": True}},
+            "did you mean cpu_checkpointing",
+        ),
         ({"flops_profiler": {"enable": True}}, "did you mean enabled"),
         ({"data_types": {"grad_accum_dtyp": "fp32"}}, "did you mean grad_accum_dtype"),
         ({"bf16": {"chek_grad_overflow": False}}, "did you mean check_grad_overflow"),
-        ({"zero_optimization": {"overlap_comm": "maybe"}}, "zero_optimization.overlap_comm: .* but got 'maybe'"),
+        (
+            {"zero_optimization": {"overlap_comm": "maybe"}},
+            "zero_optimization.overlap_comm: .* but got 'maybe'",
+        ),
         ({"train_batch_size": 8}, "use search.space.global_batch_size"),
         ({"zero_optimization": {"stage": 2}}, "use search.space.zero_stage"),
         ({"fp16": {"enabled": True}}, "use search.space.precision"),
@@ -545,14 +668,21 @@ def test_takes_deepspeed_keys_and_merges_them():
     assert (zero["stage"], zero["overlap_comm"]) == (3, True)
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert zero["offload_param"] == {"device": "cpu", "pin_memory": False}
-    assert config["bf16"] == {"enabled": True, "check_grad_overflow": False} and config["fp16"] == {"enabled": False}
+    assert config["bf16"] == {"enabled": True, "check_grad_overflow": False} and config["fp16"] == {
+        "enabled": False
+    }
     assert "auto" not in json.dumps(config)
 
 
 @pytest.mark.parametrize(("stage", "offload"), [(0, "optimizer"), (2, "parameters")])
 def test_refuses_an_offload_that_the_stage_lacks(stage, offload):
     params = TrialParams(
-        global_batch_size=4, micro_batch_size_per_gpu=4, learning_rate=1, epochs=1, zero_stage=stage, offload=offload
+        global_batch_size=4,
+        micro_batch_size_per_gpu=4,
+        learning_rate=1,
+        epochs=1,
+        zero_stage=stage,
+        offload=offload,
     )
     with pytest.raises(BadInput, match="needs zero_stage"):
         deepspeed_config(params, workload(), on_gpu=True)
@@ -565,9 +695,13 @@ def test_warm_up_beside_a_rate_that_has_none_is_refused():
 
 
 def test_a_folder_without_its_tokenizer_is_refused(tmp_path):
-    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, n_positions=8, vocab_size=30)).save_pretrained(tmp_path)
+    GPT2LMHeadModel(
+        GPT2Config(n_layer=1, n_embd=8, n_head=1, n_positions=8, vocab_size=30)
+    ).save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="its files are missing; save it there, too"):
-        make_encoder(workload(model={"name_or_path": str(tmp_path)}, tokenizer=None), ["abc"], ["abc"])
+        make_encoder(
+            workload(model={"name_or_path": str(tmp_path)}, tokenizer=None), ["abc"], ["abc"]
+        )
 
 
 def test_an_evaluation_in_another_alphabet_is_refused():

@@ -6,14 +6,15 @@ import sys
 
 import pytest
 
-from carbonopt.core.config import LocalLaunch
 from carbonopt.engines.process.environment import Ranks, work_environment
+from carbonopt.spec.launch_settings import LocalLaunch
 
-# A small model with two groups of parameters, one of which gets no gradient; two micro batches a step.
+# A small model with two groups of parameters, one of which gets no gradient; two micro batches a
+# step.
 TRAIN = """
 import json, sys
 import deepspeed, torch
-from carbonopt.train.fast_step import install_fast_step
+from carbonopt.train.speed.fast_step import install_fast_step
 
 def train(stage, precision, clip, hastened, search=False):
     torch.manual_seed(0)
@@ -51,11 +52,15 @@ json.dump(found, open(sys.argv[1], "w"))
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory):
-    """With DeepSpeed's own end of steps and with the faster one, by ZeRO stage, precision and clipping."""
+    """With DeepSpeed's own end of steps and with the faster one, by ZeRO stage, precision and
+    clipping.
+    """
     out = tmp_path_factory.mktemp("steps") / "losses.json"
     launch = LocalLaunch(kind="local", gpus=[])
     environment = {**work_environment(launch, ()), **Ranks.alone(launch.world_size).environments[0]}
-    done = subprocess.run([sys.executable, "-c", TRAIN, str(out)], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, str(out)], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads(out.read_text())
     return {(stage, precision, clip): (own, faster) for stage, precision, clip, own, faster in rows}

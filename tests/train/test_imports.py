@@ -9,7 +9,7 @@ SCRIPT = """
 import sys
 import torch
 from carbonopt.train import imports
-from carbonopt.train.loop import _kernels
+from carbonopt.train.training_loop import _kernels
 
 imports.load_compiler()
 imports.practise_compiling(torch.device("cpu"))
@@ -26,6 +26,8 @@ print(len(late), sorted(late))
 @pytest.mark.slow
 def test_the_compilers_modules_are_loaded_ahead_and_practice_is_not_counted() -> None:
     """Three hundred modules otherwise, in the first step."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1].split()[0]) < 5, done.stdout

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from carbonopt.core.errors import BadInput
-from carbonopt.train.matches import CanonicalMatch, Database, ExactMatch, ExecutionMatch, QueryFailed, canonical_sql
+from carbonopt.train.matches import (
+    CanonicalMatch,
+    Database,
+    ExactMatch,
+    ExecutionMatch,
+    QueryFailed,
+    canonical_sql,
+)
 
 
 @pytest.fixture
@@ -14,7 +21,9 @@ def database(tmp_path: Path) -> str:
     path = tmp_path / "a #1 %20?.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (a INTEGER, b TEXT, c REAL)")
-        connection.executemany("INSERT INTO t VALUES (?, ?, ?)", [(n, "xyz"[n % 3], n / 10) for n in range(1, 11)])
+        connection.executemany(
+            "INSERT INTO t VALUES (?, ?, ?)", [(n, "xyz"[n % 3], n / 10) for n in range(1, 11)]
+        )
     connection.close()
     return str(path)
 
@@ -35,7 +44,11 @@ def test_exact(expected, generated, same):
 @pytest.mark.parametrize(
     ("expected", "generated", "same"),
     [
-        ("SELECT a FROM t WHERE b = 1 AND c = 2", "select A from T where (c=2) and b  =  1 ;", True),
+        (
+            "SELECT a FROM t WHERE b = 1 AND c = 2",
+            "select A from T where (c=2) and b  =  1 ;",
+            True,
+        ),
         ("SELECT COUNT( * ) > 0 FROM t", "select count(*)>0 from t -- how many", True),
         ("SELECT a FROM t WHERE b != 'X'", "SELECT a FROM t WHERE b <> 'X'", True),
         ("SELECT a FROM t WHERE b = 'X'", "SELECT a FROM t WHERE b = 'x'", False),
@@ -60,9 +73,15 @@ def test_a_canonical_form_keeps_what_a_query_means(database):
     """It returns the same rows."""
     rows = Database(database)
     for query in (
-        "SELECT a FROM t WHERE (c > 0.3 AND b = 'x') OR (b = 'y' AND NOT (a = 2 OR a = 5)) ORDER BY a DESC",
+        (
+            "SELECT a FROM t WHERE (c > 0.3 AND b = 'x') OR (b = 'y' AND NOT (a = 2 OR a = 5))"
+            " ORDER BY a DESC"
+        ),
         "SELECT b, COUNT(*) FROM t GROUP BY b HAVING COUNT(*) > 3 ORDER BY 2 LIMIT 2",
-        "SELECT DISTINCT x.b FROM t AS x, t AS y WHERE x.a = y.a AND 1 = 1 AND y.c BETWEEN 0.2 AND 0.9",
+        (
+            "SELECT DISTINCT x.b FROM t AS x, t AS y WHERE x.a = y.a AND 1 = 1 AND y.c BETWEEN 0.2"
+            " AND 0.9"
+        ),
         "SELECT a FROM t WHERE c = (SELECT MAX(c) FROM t WHERE b = 'z') OR a IN (1, 2) AND a <> 2",
     ):
         form = canonical_sql(query)
@@ -80,7 +99,11 @@ def test_a_canonical_form_keeps_what_a_query_means(database):
         ("SELECT b FROM t", "SELECT DISTINCT b FROM t", False),
         ("SELECT a, b FROM t", "SELECT b, a FROM t", False),
         ("SELECT a AS n FROM t", "SELECT a FROM t", True),
-        ("SELECT SUM(c) FROM t", "SELECT SUM(d) FROM (SELECT -c AS d FROM t ORDER BY a DESC)", False),
+        (
+            "SELECT SUM(c) FROM t",
+            "SELECT SUM(d) FROM (SELECT -c AS d FROM t ORDER BY a DESC)",
+            False,
+        ),
         ("SELECT SUM(c) FROM t", "SELECT SUM(d) FROM (SELECT c AS d FROM t ORDER BY a DESC)", True),
         ("SELECT 1", "SELECT 1.0", True),
         ("SELECT 1", "SELECT '1'", False),
@@ -118,11 +141,20 @@ def test_execution(expected, generated, same, database):
         ("VACUUM INTO '{}'", "authorization denied"),
         ("SELECT load_extension('{}')", "not authorized"),
         ("SELECT zeroblob(1000000000)", "too big"),
-        ("SELECT COUNT(*) FROM t, t AS u, t AS v, t AS w, t AS x, t AS y, t AS z", "more than 20,000,000 steps"),
+        (
+            "SELECT COUNT(*) FROM t, t AS u, t AS v, t AS w, t AS x, t AS y, t AS z",
+            "more than 20,000,000 steps",
+        ),
         ("SELECT 1 FROM t, t AS u, t AS v, t AS w, t AS x, t AS y", "more than 100,000 rows"),
         ("SELECT zeroblob(900000) FROM t, t AS u, t AS v", "100,000,000 bytes"),
-        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n", "than 100,000 rows"),
-        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT COUNT(*) FROM n", "20,000,000 steps"),
+        (
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
+            "than 100,000 rows",
+        ),
+        (
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i FROM n) SELECT COUNT(*) FROM n",
+            "20,000,000 steps",
+        ),
         ("", "it is no query"),
     ],
 )
@@ -131,7 +163,9 @@ def test_a_query_can_read_and_nothing_else(query, said, database, tmp_path):
     rows = Database(database)
     with pytest.raises(QueryFailed, match=said):
         rows.result(query.format(other))
-    assert rows.result("SELECT COUNT(*) FROM t") == rows.result("SELECT 10"), "the next one runs as ever"
+    assert rows.result("SELECT COUNT(*) FROM t") == rows.result("SELECT 10"), (
+        "the next one runs as ever"
+    )
     assert Path(database).read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {Path(database).name}
 

@@ -1,4 +1,6 @@
-"""The estimate of memory beside what real trainings need: on the CPU tensor by tensor, on GPUs as it was measured."""
+"""The estimate of memory beside what real trainings need: on the CPU tensor by tensor, on GPUs as
+it was measured.
+"""
 
 import csv
 from pathlib import Path
@@ -8,15 +10,15 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 from trial_processes import start
 
-from carbonopt.analysis import memory as analysis
+from carbonopt.analysis import gpu_memory as analysis
+from carbonopt.core.channel import FINISHED_EXIT
 from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.events import FINISHED_EXIT
-from carbonopt.core.memory import MemorySpec
 from carbonopt.core.units import BYTES_PER_GIB
-from carbonopt.study.file import load_study
-from carbonopt.train import memory
-from carbonopt.train.memory import LiveMemory, expected_memory
+from carbonopt.spec.model_memory import MemorySpec
+from carbonopt.study.study_file import load_study
+from carbonopt.train.models import memory_probe
+from carbonopt.train.models.memory_probe import LiveMemory, expected_memory
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.token_loss import token_nll
 
@@ -24,9 +26,17 @@ ROOT = Path(__file__).parent.parent.parent
 LENGTH = 128
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 WORKLOAD = {
-    "model": {"from_config": {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 256, "n_positions": LENGTH}},
+    "model": {
+        "from_config": {
+            "model_type": "gpt2",
+            "n_layer": 4,
+            "n_head": 4,
+            "n_embd": 256,
+            "n_positions": LENGTH,
+        }
+    },
     "tokenizer": {"kind": "byte"},
-    "dataset": {"builtin": "python-docs", "eval_fraction": 0.02},
+    "dataset": {"builtin": "python-docs", "eval_fraction": 0.004},
     "sequence_length": LENGTH,
     "evaluations": 1,
 }
@@ -53,24 +63,37 @@ def test_live_memory_counts_what_is_there_and_forgets_what_is_freed() -> None:
 
 
 def test_the_model_without_numbers_keeps_what_the_model_with_numbers_keeps() -> None:
-    settings = {"attention_implementation": "eager", "micro_batch_size_per_gpu": {"choices": [3, 6]}}
+    settings = {
+        "attention_implementation": "eager",
+        "micro_batch_size_per_gpu": {"choices": [3, 6]},
+    }
     (profile,) = memory_of(WORKLOAD, **settings).profiles
-    config = GPT2Config(n_layer=4, n_head=4, n_embd=256, n_positions=LENGTH, vocab_size=256, **NO_DROPOUT)
+    config = GPT2Config(
+        n_layer=4, n_head=4, n_embd=256, n_positions=LENGTH, vocab_size=256, **NO_DROPOUT
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    assert profile.parameters == profile.trained_parameters == sum(p.numel() for p in model.parameters())
+    assert (
+        profile.parameters
+        == profile.trained_parameters
+        == sum(p.numel() for p in model.parameters())
+    )
     assert profile.largest_parameter == 256 * 1024
     for found in profile.activations:
         live = LiveMemory()
         live.begin((*model.parameters(), *model.buffers()))
         tokens = torch.zeros(found.micro_batch_size, LENGTH, dtype=torch.int64)
-        hooks = [p.register_post_accumulate_grad_hook(live.gradient_is_made) for p in model.parameters()]
+        hooks = [
+            p.register_post_accumulate_grad_hook(live.gradient_is_made) for p in model.parameters()
+        ]
         with live:
             token_nll(model(input_ids=tokens, use_cache=False).logits, tokens, "sum").backward()
         most = [moment.activation_bytes for moment in found.moments]
         gradients = [moment.gradient_elements for moment in found.moments]
         assert gradients == sorted(set(gradients)) and most == sorted(most, reverse=True)
         measured = {moment.gradient_elements: moment.activation_bytes for moment in live.moments}
-        assert gradients == list(measured) and most == pytest.approx(list(measured.values()), rel=0.01)
+        assert gradients == list(measured) and most == pytest.approx(
+            list(measured.values()), rel=0.01
+        )
         for hook in hooks:
             hook.remove()
         model.zero_grad(set_to_none=True)
@@ -92,7 +115,9 @@ def test_bytes_of_the_optimizers_states(arguments: dict, states: float, in_step:
 
 
 def test_lora_trains_its_adapters_alone() -> None:
-    whole, lora = memory_of(WORKLOAD, lora_rank={"choices": [0, 4]}, micro_batch_size_per_gpu=1).profiles
+    whole, lora = memory_of(
+        WORKLOAD, lora_rank={"choices": [0, 4]}, micro_batch_size_per_gpu=1
+    ).profiles
     linear = [(256, 768), (256, 256), (256, 1024), (1024, 256)] * 4
     assert lora.trained_parameters == sum(4 * (inputs + outputs) for inputs, outputs in linear)
     assert lora.parameters == whole.parameters + lora.trained_parameters
@@ -100,7 +125,10 @@ def test_lora_trains_its_adapters_alone() -> None:
 
 @pytest.mark.slow
 def test_checkpointing_compiling_and_a_fused_layer_keep_less() -> None:
-    big_vocabulary = {**WORKLOAD, "model": {"from_config": {**WORKLOAD["model"]["from_config"], "vocab_size": 8192}}}
+    big_vocabulary = {
+        **WORKLOAD,
+        "model": {"from_config": {**WORKLOAD["model"]["from_config"], "vocab_size": 8192}},
+    }
     settings = {"precision": "bf16", "micro_batch_size_per_gpu": 8}
 
     def most(**changes) -> int:
@@ -113,11 +141,20 @@ def test_checkpointing_compiling_and_a_fused_layer_keep_less() -> None:
 
 
 @pytest.mark.slow
-def test_the_last_of_many_compiled_settings_is_compiled_like_the_first() -> None:
+def test_the_last_of_many_compiled_settings_is_compiled_like_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ten profiles in one process: torch runs the ninth version of a layer's code uncompiled."""
+    monkeypatch.setattr(memory_probe, "_MOST_S", 600.0)  # ten compilations beside other tests
     settings = {"torch_compile": True, "precision": "bf16", "micro_batch_size_per_gpu": 8}
-    (alone,) = memory_of(WORKLOAD, lora_rank=40, **settings).profiles
-    many = memory_of(WORKLOAD, lora_rank={"choices": [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]}, **settings)
+    small = {
+        **WORKLOAD,
+        "model": {"from_config": {**WORKLOAD["model"]["from_config"], "n_layer": 1}},
+    }
+    (alone,) = memory_of(small, lora_rank=40, **settings).profiles
+    many = memory_of(
+        small, lora_rank={"choices": [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]}, **settings
+    )
     assert many.profiles[-1].activations == alone.activations
 
 
@@ -138,27 +175,41 @@ def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
         ("digits", "digits-h100", 79, 0.1, 14),
     ],
 )
+@pytest.mark.slow
 def test_estimates_are_near_what_the_trials_of_shipped_reports_needed(
     study: str, report: str, gpu_gib: int, within: float, measured: int
 ) -> None:
-    """On H100s, each trial with the GPU memory that it needed, before any data is prepared. All but the first study ran
-    when whole steps had no stream, and so no matrix products' memory, of their own."""
+    """On H100s, each trial with the GPU memory that it needed, before any data is prepared. All but
+    the first study ran when whole steps had no stream, and so no matrix products' memory, of their
+    own.
+    """
     shipped = load_study(ROOT / "studies" / f"{study}.yaml")
     workload = shipped.workload.model_dump(mode="json")
     if study == "shakespeare-char":
-        # Bytes: the text has 65 characters, which can't be known without it. They are 2 % of the activations.
+        # Bytes: the text has 65 characters, which can't be known without it. They are 2 % of the
+        # activations.
         workload["tokenizer"] = {"kind": "byte"}
         workload["model"]["from_config"]["vocab_size"] = 256
     gpu_bytes = gpu_gib * BYTES_PER_GIB
-    spec = MemorySpec(workload=workload, space=shipped.search.space, world_size=1, gpu_memory_bytes=gpu_bytes)
+    spec = MemorySpec(
+        workload=workload, space=shipped.search.space, world_size=1, gpu_memory_bytes=gpu_bytes
+    )
     found = expected_memory(spec)
     with (ROOT / "reports" / report / "data" / "trials.csv").open() as file:
-        trials = [row for row in csv.DictReader(file) if row["peak_memory_gib"] and row["state"] != "infeasible"]
+        trials = [
+            row
+            for row in csv.DictReader(file)
+            if row["peak_memory_gib"] and row["state"] != "infeasible"
+        ]
     assert len(trials) == measured
     for trial in trials:
         sizes = ("global_batch_size", "micro_batch_size_per_gpu", "zero_stage")
         given = {name: int(trial[f"params.{name}"]) for name in sizes}
-        given |= {name: trial[f"params.{name}"] for name in ("precision", "optimizer") if trial.get(f"params.{name}")}
+        given |= {
+            name: trial[f"params.{name}"]
+            for name in ("precision", "optimizer")
+            if trial.get(f"params.{name}")
+        }
         given |= {"torch_compile": True} if trial.get("params.torch_compile") == "True" else {}
         params = TrainingParams(**given, learning_rate=1e-3, epochs=1)
         peak_gib = analysis.estimate(params, found).peak_gib
@@ -168,11 +219,16 @@ def test_estimates_are_near_what_the_trials_of_shipped_reports_needed(
 
 
 def test_attention_whose_mask_has_gaps_takes_what_it_takes_with_numbers() -> None:
-    """No fused kernel of a GPU takes such a mask, as T5's is in transformers 5.17: the rest is torch's own."""
+    """No fused kernel of a GPU takes such a mask, as T5's is in transformers 5.17: the rest is
+    torch's own.
+    """
     shape, bias = (3, 4, 64, 16), (64, 64, 4)
 
     def most_bytes(attend, device: str) -> int:
-        live, query = LiveMemory(), torch.zeros(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+        live, query = (
+            LiveMemory(),
+            torch.zeros(shape, device=device, dtype=torch.bfloat16, requires_grad=True),
+        )
         mask = torch.zeros(bias, device=device, dtype=torch.bfloat16).permute(2, 0, 1).unsqueeze(0)
         live.begin((query, mask))
         with live:
@@ -181,10 +237,13 @@ def test_attention_whose_mask_has_gaps_takes_what_it_takes_with_numbers() -> Non
 
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         real = most_bytes(torch.nn.functional.scaled_dot_product_attention, "cpu")
-    assert most_bytes(memory._attention, "meta") == pytest.approx(real, rel=0.05)
+    assert most_bytes(memory_probe._attention, "meta") == pytest.approx(real, rel=0.05)
 
 
-GPT2 = {**WORKLOAD, "model": {"from_config": {"model_type": "gpt2", "vocab_size": 50304, **NO_DROPOUT}}}
+GPT2 = {
+    **WORKLOAD,
+    "model": {"from_config": {"model_type": "gpt2", "vocab_size": 50304, **NO_DROPOUT}},
+}
 
 
 @pytest.mark.slow
@@ -199,9 +258,16 @@ GPT2 = {**WORKLOAD, "model": {"from_config": {"model_type": "gpt2", "vocab_size"
         ({"torch_compile": True, "output_layer": "fused_fp8"}, 25.2),
     ],
 )
-def test_estimates_are_within_5_percent_of_gpt2_on_an_h200(settings: dict, measured_gib: float) -> None:
+def test_estimates_are_within_5_percent_of_gpt2_on_an_h200(
+    settings: dict, measured_gib: float
+) -> None:
     """reports/performance.md: 2^16 tokens in a micro batch, sequences of 512, ZeRO 1."""
-    values = {"micro_batch_size_per_gpu": 128, "global_batch_size": 1024, "precision": "bf16", **settings}
+    values = {
+        "micro_batch_size_per_gpu": 128,
+        "global_batch_size": 1024,
+        "precision": "bf16",
+        **settings,
+    }
     workload = {**GPT2, "sequence_length": 512, "eval_batch_size_per_gpu": 8}
     params = TrainingParams(learning_rate=1e-4, epochs=1, zero_stage=1, **values)
     estimated = analysis.estimate(params, memory_of(workload, **values))
@@ -222,12 +288,18 @@ def most_live_gib(prepared: Path, folder: Path, params: TrainingParams, workload
         "prepared_dir": str(prepared), "trial_dir": str(folder),
     }  # fmt: skip
     peak_file = folder / "peak"
-    done = start("worker", spec, folder, params.world_size, forked="live_memory", PEAK_FILE=str(peak_file))
+    done = start(
+        "worker", spec, folder, params.world_size, forked="live_memory", PEAK_FILE=str(peak_file)
+    )
     assert done.exit_code == FINISHED_EXIT
     return int(peak_file.read_text()) / BYTES_PER_GIB
 
 
-SMALL = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "epochs": 0.002}  # weights and states decide
+SMALL = {
+    "global_batch_size": 1,
+    "micro_batch_size_per_gpu": 1,
+    "epochs": 0.002,
+}  # weights and states decide
 
 
 @pytest.mark.slow
@@ -245,7 +317,13 @@ SMALL = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "epochs": 0.002}
         {"zero_stage": 1, "precision": "bf16", **SMALL},
         {"zero_stage": 3, "precision": "bf16", **SMALL},
         {"zero_stage": 0, "precision": "bf16", "weight_averaging": 0.1, **SMALL},
-        {"zero_stage": 1, "precision": "bf16", "weight_averaging": 0.1, "world_size": 2, "global_batch_size": 16},
+        {
+            "zero_stage": 1,
+            "precision": "bf16",
+            "weight_averaging": 0.1,
+            "world_size": 2,
+            "global_batch_size": 16,
+        },
         {"zero_stage": 0, "weight_averaging": 0.1, **SMALL},
         {"zero_stage": 0, "precision": "bf16", "optimizer": "muon", **SMALL},
         {"zero_stage": 2, "precision": "bf16", "lora_rank": 4},
@@ -253,16 +331,32 @@ SMALL = {"global_batch_size": 1, "micro_batch_size_per_gpu": 1, "epochs": 0.002}
     ],
     ids=str,
 )
-def test_estimates_are_what_a_real_trial_allocates(settings: dict, prepared: Path, tmp_path: Path, monkeypatch) -> None:
-    """Each tensor of DeepSpeed's engine is counted, with a small reduction buffer, which would hide the rest."""
+def test_estimates_are_what_a_real_trial_allocates(
+    settings: dict, prepared: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """Each tensor of DeepSpeed's engine is counted, with a small reduction buffer, which would hide
+    the rest.
+    """
     monkeypatch.setattr(analysis, "_MATRIX_PRODUCTS_BYTES", 0)
     workload = {**WORKLOAD, "deepspeed": {"zero_optimization": {"reduce_bucket_size": 1_000_000}}}
-    values = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "epochs": 0.015, "learning_rate": 1e-3, **settings}
+    values = {
+        "global_batch_size": 8,
+        "micro_batch_size_per_gpu": 8,
+        "epochs": 0.012,
+        "learning_rate": 1e-3,
+        **settings,
+    }
     params = TrainingParams(**values)
     profiled = {
-        name: settings[name] for name in ("precision", "lora_rank", "gradient_checkpointing") if name in settings
+        name: settings[name]
+        for name in ("precision", "lora_rank", "gradient_checkpointing")
+        if name in settings
     }
-    found = memory_of(workload, micro_batch_size_per_gpu=params.micro_batch_size_per_gpu, **profiled)
+    found = memory_of(
+        workload, micro_batch_size_per_gpu=params.micro_batch_size_per_gpu, **profiled
+    )
     measured = most_live_gib(prepared, tmp_path / "trial", params, workload)
-    within = 0.05 if params.optimizer else 0.03  # Muon has bf16 on the GPUs that are estimated, float32 here
+    within = (
+        0.05 if params.optimizer else 0.03
+    )  # Muon has bf16 on the GPUs that are estimated, float32 here
     assert analysis.estimate(params, found).peak_gib == pytest.approx(measured, rel=within)

@@ -1,4 +1,6 @@
-"""The estimate of memory of tasks of examples, beside what their real batches and models need on the CPU."""
+"""The estimate of memory of tasks of examples, beside what their real batches and models need on
+the CPU.
+"""
 
 import json
 from pathlib import Path
@@ -9,18 +11,32 @@ import torch
 from train.test_memory import memory_of
 from transformers import AutoConfig, PreTrainedModel
 
-from carbonopt.core.config import Space
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import PreparedFolder
-from carbonopt.train.memory import LiveMemory
-from carbonopt.train.tasks.base import task_for
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space
+from carbonopt.train.models.memory_probe import LiveMemory
+from carbonopt.train.tasks.task import task_for
 from carbonopt.train.tasks.trainer_task import ExampleTask
 
 LENGTH, SIZES = 60, (4, 8)  # tokens, no multiple of what batches are padded to; examples
 BATCH_BYTES = 16 * max(SIZES) * (LENGTH + 4)  # tokens and targets
-SHORT, LONG = "3 birds in a tree. ", "What a long sentence that is cut in the end, as are all others of its length. "
-NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # the CPU's keeps another mask than a GPU's
-GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": LENGTH, **NO_DROPOUT}
+SHORT, LONG = (
+    "3 birds in a tree. ",
+    "What a long sentence that is cut in the end, as are all others of its length. ",
+)
+NO_DROPOUT = {
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}  # the CPU's keeps another mask than a GPU's
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 32,
+    "n_positions": LENGTH,
+    **NO_DROPOUT,
+}
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64
 }  # fmt: skip
@@ -86,11 +102,15 @@ def test_zeros_without_numbers_need_what_real_examples_need(name: str, tmp_path:
         moments = {moment.gradient_elements: moment.activation_bytes for moment in expected.moments}
         assert moments.keys() == measured.keys()
         # Here the batch itself is there to the end.
-        assert list(moments.values()) == pytest.approx(list(measured.values()), rel=0.01, abs=BATCH_BYTES)
+        assert list(moments.values()) == pytest.approx(
+            list(measured.values()), rel=0.01, abs=BATCH_BYTES
+        )
         if size == SIZES[-1]:  # an evaluation's is no smaller
             # Packed rows have a mask, which evaluations of rows of their own do without.
             share = 0.2 if name == "sft, packed" else 0.01
-            assert expected.evaluation_bytes == pytest.approx(evaluation_bytes, rel=share, abs=BATCH_BYTES)
+            assert expected.evaluation_bytes == pytest.approx(
+                evaluation_bytes, rel=share, abs=BATCH_BYTES
+            )
 
 
 def real_need(
@@ -100,7 +120,9 @@ def real_need(
     train, evaluation = (examples_of(task, folder, part, size) for part in ("train", "eval"))
     live = LiveMemory()
     live.begin((*model.parameters(), *model.buffers()))
-    hooks = [p.register_post_accumulate_grad_hook(live.gradient_is_made) for p in model.parameters()]
+    hooks = [
+        p.register_post_accumulate_grad_hook(live.gradient_is_made) for p in model.parameters()
+    ]
     task.begin(model, compiled=False)
     with live:
         model.train()
@@ -116,7 +138,9 @@ def real_need(
     return measured, live.peak_bytes
 
 
-def examples_of(task: ExampleTask, folder: PreparedFolder, part: str, size: int) -> dict[str, torch.Tensor]:
+def examples_of(
+    task: ExampleTask, folder: PreparedFolder, part: str, size: int
+) -> dict[str, torch.Tensor]:
     examples = task.examples(folder, part)
     longest = np.full(size - 1, examples.order[-1])
     batch = examples.batch(np.append(longest, examples.order[0]))
@@ -125,8 +149,12 @@ def examples_of(task: ExampleTask, folder: PreparedFolder, part: str, size: int)
     return batch
 
 
-@pytest.mark.parametrize("name", ["sft", "sft, packed", "reward", "dpo", "classes of texts", "seq2seq"])
-def test_a_vocabulary_that_is_learnt_from_the_data_is_known_before(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["sft", "sft, packed", "reward", "dpo", "classes of texts", "seq2seq"]
+)
+def test_a_vocabulary_that_is_learnt_from_the_data_is_known_before(
+    name: str, tmp_path: Path
+) -> None:
     workload = workload_of(name, tmp_path)
     task = task_for({**workload, "tokenizer": {"kind": "char"}})
     (tmp_path / "prepared").mkdir()
@@ -140,11 +168,16 @@ def test_a_vocabulary_that_is_learnt_from_the_data_is_known_before(name: str, tm
 
 def test_images_of_any_size_are_not_known_before() -> None:
     resnet = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]}
-    workload = {"task": "classification", "model": {"from_config": resnet}, "dataset": {"builtin": "digits"}}
+    workload = {
+        "task": "classification",
+        "model": {"from_config": resnet},
+        "dataset": {"builtin": "digits"},
+    }
     with pytest.raises(BadInput, match="size of the images is not known"):
         memory_of(workload)
 
 
+@pytest.mark.slow
 def test_lora_masks_in_half_precision_and_compiling(tmp_path: Path) -> None:
     """As on a GPU, whose kernels take a mask of their own type."""
     workload = workload_of("sft, packed", tmp_path)

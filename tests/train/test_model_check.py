@@ -7,16 +7,26 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from carbonopt.core.config import Space
 from carbonopt.core.errors import BadInput
-from carbonopt.train import model_check
-from carbonopt.train.model import parameter_count, with_dropout
+from carbonopt.spec.space_settings import Space
+from carbonopt.train.models import model_check
+from carbonopt.train.models.model import parameter_count, with_dropout
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.tasks.causal_lm import CausalLM
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 96}
-WIDTHS = {"bert": {"intermediate_size": 16}, "roberta": {"intermediate_size": 16}, "electra": {"embedding_size": 16}}
-BERT = {"model_type": "bert", **SMALL, **WIDTHS["bert"], "vocab_size": 256, "max_position_embeddings": 32}
+WIDTHS = {
+    "bert": {"intermediate_size": 16},
+    "roberta": {"intermediate_size": 16},
+    "electra": {"embedding_size": 16},
+}
+BERT = {
+    "model_type": "bert",
+    **SMALL,
+    **WIDTHS["bert"],
+    "vocab_size": 256,
+    "max_position_embeddings": 32,
+}
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32}
 MAMBA = {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 16}
 T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
@@ -24,7 +34,13 @@ T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1,
 
 def preparing(task: str, model: dict, folder: Path, **space) -> None:
     """Of rows that each of the tasks can read."""
-    row = {"text": "What is it?", "prompt": "What", "response": " is it?", "chosen": " is it?", "rejected": " was it?"}
+    row = {
+        "text": "What is it?",
+        "prompt": "What",
+        "response": " is it?",
+        "chosen": " is it?",
+        "rejected": " was it?",
+    }
     (folder / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 20)
     workload = {
         "task": task,
@@ -33,13 +49,22 @@ def preparing(task: str, model: dict, folder: Path, **space) -> None:
         "dataset": {"train_files": [str(folder / "rows.jsonl")]},
         "sequence_length": 24,
     }
-    whole = Space.model_validate({"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, **space})
-    prepare(PrepareSpec(workload=workload, space=whole, prepared_dir=str(folder / "prepared"), fingerprint="f"))
+    whole = Space.model_validate(
+        {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, **space}
+    )
+    prepare(
+        PrepareSpec(
+            workload=workload, space=whole, prepared_dir=str(folder / "prepared"), fingerprint="f"
+        )
+    )
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sft"])
 def test_a_language_model_that_looks_ahead_is_refused(task, tmp_path):
-    with pytest.raises(BadInput, match="bert of this configuration looks ahead; give its configuration is_decoder: tr"):
+    with pytest.raises(
+        BadInput,
+        match="bert of this configuration looks ahead; give its configuration is_decoder: tr",
+    ):
         preparing(task, BERT, tmp_path)
     assert not (tmp_path / "prepared").exists()
     preparing(task, {**BERT, "is_decoder": True}, tmp_path)
@@ -58,13 +83,17 @@ def looks_ahead(config: PreTrainedConfig) -> bool:
 def test_which_models_look_ahead(model_type, decodes):
     config = CONFIG_MAPPING[model_type](**SMALL, **WIDTHS[model_type], is_decoder=decodes)
     assert looks_ahead(config) is not decodes
-    assert config.num_hidden_layers == 2 and config.vocab_size == 96, "the configuration itself isn't cut down"
+    assert config.num_hidden_layers == 2 and config.vocab_size == 96, (
+        "the configuration itself isn't cut down"
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pad", [0, 2, 95])
 def test_the_padding_token_hides_no_look_ahead(causal, pad):
-    config = CONFIG_MAPPING["xlm"](emb_dim=16, n_layers=1, n_heads=2, vocab_size=96, pad_token_id=pad, causal=causal)
+    config = CONFIG_MAPPING["xlm"](
+        emb_dim=16, n_layers=1, n_heads=2, vocab_size=96, pad_token_id=pad, causal=causal
+    )
     assert looks_ahead(config) is not causal
 
 
@@ -98,7 +127,9 @@ def test_dropout_is_set_in_a_part_of_a_configuration_or_refused():
     dbrx = with_dropout(CONFIG_MAPPING["dbrx"](), 0.375)
     assert dbrx.attn_config.attn_pdrop == dbrx.resid_pdrop == dbrx.emb_pdrop == 0.375
     git = with_dropout(CONFIG_MAPPING["git"](), 0.375)
-    assert git.hidden_dropout_prob == 0.375 and git.vision_config.attention_dropout == 0.0, "another model's"
+    assert git.hidden_dropout_prob == 0.375 and git.vision_config.attention_dropout == 0.0, (
+        "another model's"
+    )
     with pytest.raises(BadInput, match=r"dropout: mpt can't have it: .*attn_pdrop.*; leave it out"):
         with_dropout(CONFIG_MAPPING["mpt"](), 0.1)  # transformers takes whole numbers alone there
 
@@ -106,18 +137,36 @@ def test_dropout_is_set_in_a_part_of_a_configuration_or_refused():
 @pytest.mark.parametrize(
     ("searched", "says"),
     [
-        ({"weight_averaging": 0.01}, "weight_averaging: resnet can't have it: its batch normalization has"),
+        (
+            {"weight_averaging": 0.01},
+            "weight_averaging: resnet can't have it: its batch normalization has",
+        ),
         (
             {"optimizer": {"choices": ["adamw", "muon"]}, "zero_stage": 0},
-            "optimizer: muon needs hidden linear layers to train, but resnet has none here; leave it out",
+            (
+                "optimizer: muon needs hidden linear layers to train, but resnet has none here;"
+                " leave it out"
+            ),
         ),
     ],
 )
 def test_what_convolutions_and_batch_normalization_can_not_have(searched, says, tmp_path):
-    model = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
-    workload = {"task": "classification", "model": {"from_config": model}, "dataset": {"builtin": "digits"}}
+    model = {
+        "model_type": "resnet",
+        "embedding_size": 8,
+        "hidden_sizes": [8],
+        "depths": [1],
+        "layer_type": "basic",
+    }
+    workload = {
+        "task": "classification",
+        "model": {"from_config": model},
+        "dataset": {"builtin": "digits"},
+    }
     space = {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, **searched}
-    given = PrepareSpec(workload=workload, space=space, prepared_dir=str(tmp_path / "prepared"), fingerprint="f")
+    given = PrepareSpec(
+        workload=workload, space=space, prepared_dir=str(tmp_path / "prepared"), fingerprint="f"
+    )
     with pytest.raises(BadInput, match=says):
         prepare(given)
 

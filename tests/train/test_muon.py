@@ -6,7 +6,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from carbonopt.core.errors import BadInput
-from carbonopt.train.muon import Muon, groups_of, orthogonalized
+from carbonopt.train.optim.muon import Muon, groups_of, orthogonalized
 
 SHAPES = [(24, 40), (40, 24), (24, 40), (16, 16)]
 GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 64, "n_positions": 32}
@@ -18,7 +18,9 @@ def gpt2(kind: type = AutoModelForCausalLM, **more: object) -> nn.Module:
 
 
 def test_steps_are_those_of_torchs_own_muon_and_adamw() -> None:
-    """torch computes in bf16, here in float32: the two are as far apart as torch's is from itself in float32."""
+    """torch computes in bf16, here in float32: the two are as far apart as torch's is from itself
+    in float32.
+    """
     torch.manual_seed(0)
     starts = [*(torch.randn(shape) for shape in SHAPES), torch.randn(7)]
     ours, theirs = ([nn.Parameter(start.clone()) for start in starts] for _ in range(2))
@@ -27,7 +29,9 @@ def test_steps_are_those_of_torchs_own_muon_and_adamw() -> None:
         {"params": ours[4:], "orthogonal": False, "weight_decay": 0.0},
     ]
     mine = Muon(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
-    reference = torch.optim.Muon(theirs[:4], lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    reference = torch.optim.Muon(
+        theirs[:4], lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
     beside = torch.optim.AdamW(theirs[4:], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(6):
         gradients = [torch.randn_like(start) * (step + 1) for start in starts]
@@ -78,7 +82,12 @@ def test_an_update_is_as_large_as_adamws() -> None:
 
 def names_of(model: nn.Module, orthogonal: bool, decayed: list[str]) -> set[str]:
     groups = groups_of(model, decayed, 0.1)
-    chosen = {id(each) for group in groups if group["orthogonal"] == orthogonal for each in group["params"]}
+    chosen = {
+        id(each)
+        for group in groups
+        if group["orthogonal"] == orthogonal
+        for each in group["params"]
+    }
     return {name for name, each in model.named_parameters() if id(each) in chosen}
 
 
@@ -90,7 +99,11 @@ def test_hidden_matrices_are_neither_embeddings_nor_outputs() -> None:
     rest = names_of(model, False, decayed)
     assert {"transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight"} <= rest
     assert hidden | rest == {name for name, _ in model.named_parameters()}
-    by_decay = {bool(group["weight_decay"]) for group in groups_of(model, decayed, 0.1) if not group["orthogonal"]}
+    by_decay = {
+        bool(group["weight_decay"])
+        for group in groups_of(model, decayed, 0.1)
+        if not group["orthogonal"]
+    }
     assert by_decay == {True, False}
 
 
@@ -105,8 +118,8 @@ def test_a_classifiers_head_is_no_hidden_matrix_and_frozen_weights_are_none_at_a
 
 
 def test_adapters_are_hidden_matrices() -> None:
-    from carbonopt.train.model import with_lora
-    from carbonopt.train.tasks.trainer_task import CAUSAL_LM
+    from carbonopt.train.models.model import with_lora
+    from carbonopt.train.models.model_kind import CAUSAL_LM
 
     model = with_lora(CAUSAL_LM, gpt2(), 4, gradient_checkpointing=False)
     hidden = names_of(model, True, [])
@@ -117,5 +130,8 @@ def test_a_model_without_linear_layers_is_refused() -> None:
     model = gpt2()
     for name, each in model.named_parameters():
         each.requires_grad = "wte" in name
-    with pytest.raises(BadInput, match="optimizer: muon needs hidden linear layers to train, but gpt2 has none here"):
+    with pytest.raises(
+        BadInput,
+        match="optimizer: muon needs hidden linear layers to train, but gpt2 has none here",
+    ):
         groups_of(model, [], 0.1)

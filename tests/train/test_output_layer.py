@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from carbonopt.core.errors import BadInput
-from carbonopt.train import output_layer
 from carbonopt.train.data.packing import IGNORED
-from carbonopt.train.model import check_output_layer, fuse_output_layer
-from carbonopt.train.output_layer import FusedOutputLayer
+from carbonopt.train.models.model import check_output_layer, fuse_output_layer
+from carbonopt.train.speed import output_layer
+from carbonopt.train.speed.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.causal_lm import CausalLM
 
 KIND = CausalLM.model_kind
@@ -17,7 +17,9 @@ KIND = CausalLM.model_kind
 HIDDEN = 32
 
 
-def example(vocab_size: int, dtype: torch.dtype) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
+def example(
+    vocab_size: int, dtype: torch.dtype
+) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     layer = torch.nn.Linear(HIDDEN, vocab_size, bias=False, dtype=dtype)
     hidden = torch.randn(3, 23, HIDDEN, dtype=dtype, requires_grad=True)
@@ -34,8 +36,12 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("vocab_size", [96, 101, 1536], ids=["a multiple of 16", "not one", "several pieces"])
-@pytest.mark.parametrize("at_once", [2**29, 2_000, 1], ids=["whole", "in parts", "the smallest parts"])
+@pytest.mark.parametrize(
+    "vocab_size", [96, 101, 1536], ids=["a multiple of 16", "not one", "several pieces"]
+)
+@pytest.mark.parametrize(
+    "at_once", [2**29, 2_000, 1], ids=["whole", "in parts", "the smallest parts"]
+)
 @pytest.mark.parametrize(
     ("dtype", "float8", "of_sum", "of_gradients"),
     [
@@ -54,9 +60,17 @@ def test_sum_and_gradients_are_those_of_cross_entropy(
     fused = FusedOutputLayer(layer, float8, compiled=False)
     fused.targets = targets
     nll_sum = fused(hidden)
-    expected = F.cross_entropy(layer(hidden).float().flatten(0, 1), targets.flatten(), reduction="sum")
-    assert nll_sum.dtype == torch.float32 and nll_sum.item() == pytest.approx(expected.item(), rel=of_sum)
-    pairs = zip(gradients(nll_sum, hidden, fused.weight), gradients(expected, hidden, layer.weight), strict=True)
+    expected = F.cross_entropy(
+        layer(hidden).float().flatten(0, 1), targets.flatten(), reduction="sum"
+    )
+    assert nll_sum.dtype == torch.float32 and nll_sum.item() == pytest.approx(
+        expected.item(), rel=of_sum
+    )
+    pairs = zip(
+        gradients(nll_sum, hidden, fused.weight),
+        gradients(expected, hidden, layer.weight),
+        strict=True,
+    )
     for gradient, wanted in pairs:
         assert difference(gradient, wanted) < of_gradients
     assert not gradients(fused(hidden), hidden)[0][2].any(), "nothing from what is not counted"
@@ -66,12 +80,16 @@ def test_sum_and_gradients_are_those_of_cross_entropy(
 @pytest.mark.parametrize("float8", [False, True])
 def test_compiled_it_gives_the_same(float8):
     layer, hidden, targets = example(101, torch.float32)
-    plain, compiled = (FusedOutputLayer(layer, float8, compiled=compiled) for compiled in (False, True))
+    plain, compiled = (
+        FusedOutputLayer(layer, float8, compiled=compiled) for compiled in (False, True)
+    )
     plain.targets = compiled.targets = targets
     expected, compiled_nll_sum = plain(hidden), compiled(hidden)
     assert compiled_nll_sum.item() == pytest.approx(expected.item(), rel=1e-5)
     for gradient, other in zip(
-        gradients(compiled_nll_sum, hidden, layer.weight), gradients(expected, hidden, layer.weight), strict=True
+        gradients(compiled_nll_sum, hidden, layer.weight),
+        gradients(expected, hidden, layer.weight),
+        strict=True,
     ):
         assert difference(gradient, other) < 1e-2  # where a rounding to float8 falls the other way
 
@@ -98,7 +116,9 @@ def test_weights_of_zero_have_a_scale_too():
     fused = FusedOutputLayer(layer, float8=True, compiled=False)
     fused.targets = targets
     counted = int((targets != IGNORED).sum())
-    assert fused(hidden).item() == pytest.approx(counted * torch.log(torch.tensor(96.0)).item(), rel=1e-4)
+    assert fused(hidden).item() == pytest.approx(
+        counted * torch.log(torch.tensor(96.0)).item(), rel=1e-4
+    )
 
 
 SMALL_AND_STEADY = {
@@ -112,7 +132,12 @@ SMALL_AND_STEADY = {
 
 def tiny(model_type: str, **fields):
     return CONFIG_MAPPING[model_type](
-        vocab_size=96, hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, **fields
+        vocab_size=96,
+        hidden_size=HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        **fields,
     )
 
 
@@ -130,7 +155,9 @@ def test_models_that_can_have_one(model_type, kind):
     assert (fused.weight is embedding) == tied
     ids = torch.randint(96, (2, 8))
     fused.targets = ids
-    expected = F.cross_entropy(model.eval()(input_ids=ids).logits.flatten(0, 1), ids.flatten(), reduction="sum")
+    expected = F.cross_entropy(
+        model.eval()(input_ids=ids).logits.flatten(0, 1), ids.flatten(), reduction="sum"
+    )
     model.train()
     rel = 1e-5 if kind == "fused" else 1e-2
     assert model(input_ids=ids).logits.item() == pytest.approx(expected.item(), rel=rel)

@@ -11,27 +11,38 @@ from carbonopt.core.errors import BadInput
 from carbonopt.train.data.chat import Marked
 from carbonopt.train.data.packing import IGNORED
 from carbonopt.train.data.responses import Responses, pack, save_responses
-from carbonopt.train.model import random_model
-from carbonopt.train.packing_check import check_packing
+from carbonopt.train.models.model import random_model
+from carbonopt.train.models.packing_check import check_packing
 from carbonopt.train.tasks.sft import SFT
 from carbonopt.train.token_loss import token_nll
 
 LENGTH, VOCABULARY = 24, 50
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": VOCABULARY}
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": VOCABULARY,
+}
 GATED = {"num_key_value_heads": 1, "intermediate_size": 48}
 SPECIAL = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
 CONFIGS = {
     "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.5},
     "llama": {**GATED, "initializer_range": 0.5},
     "qwen2": {**GATED, "initializer_range": 0.5},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "initializer_range": 0.5},
+    "gpt_neo": {
+        "attention_types": [[["global", "local"], 1]],
+        "num_layers": 2,
+        "initializer_range": 0.5,
+    },
     "mistral": {**GATED, "sliding_window": 4, "initializer_range": 0.5},
 }
 LEAKING = {"opt": {"ffn_dim": 48, "word_embed_proj_dim": 32}, "bloom": {}, "mamba": {}}
 
 
 def config_of(model_type: str):
-    return AutoConfig.for_model(model_type, **SHAPE, **SPECIAL, **{**CONFIGS, **LEAKING}[model_type])
+    return AutoConfig.for_model(
+        model_type, **SHAPE, **SPECIAL, **{**CONFIGS, **LEAKING}[model_type]
+    )
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60))
@@ -64,7 +75,7 @@ def batches(examples, tmp_path_factory) -> dict[bool, dict[str, torch.Tensor]]:
     folder = tmp_path_factory.mktemp("rows")
     made = {}
     for packed in (False, True):
-        count = save_responses(folder / str(packed), examples, VOCABULARY, LENGTH if packed else None)
+        count = save_responses(folder / str(packed), examples, LENGTH if packed else None)
         rows = Responses(folder / str(packed), LENGTH)
         assert len(rows) == count == (3 if packed else len(examples))
         made[packed] = rows.batch(np.arange(count))
@@ -78,16 +89,26 @@ def test_packed_rows_have_all_targets_and_positions_begin_anew(examples, batches
     begins = (packed["position_ids"] == 0).sum()
     fillers = 3 * LENGTH - sum(len(example.tokens) - 1 for example in examples)
     assert begins == len(examples) + fillers
-    targets = [batch["targets"][batch["targets"] != IGNORED].sort().values.tolist() for batch in (packed, alone)]
+    targets = [
+        batch["targets"][batch["targets"] != IGNORED].sort().values.tolist()
+        for batch in (packed, alone)
+    ]
     assert targets[0] == targets[1]
     assert len(targets[0]) == sum(example.in_response[1:].sum() for example in examples)
 
 
-ATTENTIONS = {**dict.fromkeys(CONFIGS, ("sdpa", "eager")), "gpt_neo": ("eager",)}  # those a model type has
+ATTENTIONS = {
+    **dict.fromkeys(CONFIGS, ("sdpa", "eager")),
+    "gpt_neo": ("eager",),
+}  # those a model type has
 
 
-@pytest.mark.parametrize(("model_type", "attention"), [(of, name) for of in ATTENTIONS for name in ATTENTIONS[of]])
-def test_the_loss_of_packed_examples_is_theirs_and_no_gradient_crosses(model_type, attention, batches):
+@pytest.mark.parametrize(
+    ("model_type", "attention"), [(of, name) for of in ATTENTIONS for name in ATTENTIONS[of]]
+)
+def test_the_loss_of_packed_examples_is_theirs_and_no_gradient_crosses(
+    model_type, attention, batches
+):
     config = config_of(model_type)
     check_packing(SFT.model_kind, config, attention, False)
     torch.manual_seed(0)
@@ -95,12 +116,16 @@ def test_the_loss_of_packed_examples_is_theirs_and_no_gradient_crosses(model_typ
     losses = {}
     for packed, batch in batches.items():
         inputs = {name: batch[name] for name in batch if name != "targets"}
-        losses[packed] = token_nll(model(**inputs, use_cache=False).logits, batch["targets"], "sum").item()
+        losses[packed] = token_nll(
+            model(**inputs, use_cache=False).logits, batch["targets"], "sum"
+        ).item()
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
 
     batch = batches[True]
     embeddings = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
-    logits = model(inputs_embeds=embeddings, position_ids=batch["position_ids"], use_cache=False).logits
+    logits = model(
+        inputs_embeds=embeddings, position_ids=batch["position_ids"], use_cache=False
+    ).logits
     example = (batch["position_ids"] == 0).cumsum(1)
     for row in range(len(example)):
         for own in example[row].unique():
@@ -116,11 +141,16 @@ def test_the_loss_of_packed_examples_is_theirs_and_no_gradient_crosses(model_typ
 
 @pytest.mark.parametrize("model_type", LEAKING)
 def test_a_model_that_lets_examples_read_each_other_is_refused(model_type):
-    with pytest.raises(BadInput, match=f"packing: {model_type} lets an example read those before it"):
+    with pytest.raises(
+        BadInput, match=f"packing: {model_type} lets an example read those before it"
+    ):
         check_packing(SFT.model_kind, config_of(model_type), None, False)
 
 
 def test_what_can_not_be_told_is_refused():
-    for attention, said in (("flash_attention_2", "one row alone"), ("flex_attention", "can't be told")):
+    for attention, said in (
+        ("flash_attention_2", "one row alone"),
+        ("flex_attention", "can't be told"),
+    ):
         with pytest.raises(BadInput, match=said):
             check_packing(SFT.model_kind, config_of("gpt2"), attention, False)

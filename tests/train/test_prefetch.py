@@ -1,4 +1,6 @@
-"""A random model that is drawn before its trial is known: the trial is the same as if it had drawn it."""
+"""A random model that is drawn before its trial is known: the trial is the same as if it had drawn
+it.
+"""
 
 import os
 import random
@@ -10,12 +12,12 @@ import pytest
 import torch
 from transformers import GPT2Config, set_seed
 
+from carbonopt.core.channel import FINGERPRINT
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.events import FINGERPRINT
-from carbonopt.core.files import PreparedFolder
-from carbonopt.core.trial import Prepared, TrialSpec
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.trial_spec import Prepared, TrialSpec
 from carbonopt.train import forked_rank
-from carbonopt.train import model as models
+from carbonopt.train.models import model as models
 from carbonopt.train.tasks.causal_lm import CausalLM
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "vocab_size": 384}
@@ -44,7 +46,15 @@ def spec_of(prepared: PreparedFolder, seed: int, attention: str | None = None) -
         attention_implementation=attention,
     )
     folder = str(prepared.root)
-    return TrialSpec(number=0, attempt=1, seed=seed, params=params, workload={}, prepared_dir=folder, trial_dir=folder)
+    return TrialSpec(
+        number=0,
+        attempt=1,
+        seed=seed,
+        params=params,
+        workload={},
+        prepared_dir=folder,
+        trial_dir=folder,
+    )
 
 
 def state(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -53,15 +63,21 @@ def state(model: torch.nn.Module) -> list[torch.Tensor]:
     return [*(parameter.detach() for parameter in model.parameters()), drawn, torch.rand(3)]
 
 
-def test_it_is_the_model_that_the_trial_would_draw_and_so_is_all_that_follows(prepared: PreparedFolder) -> None:
+def test_it_is_the_model_that_the_trial_would_draw_and_so_is_all_that_follows(
+    prepared: PreparedFolder,
+) -> None:
     set_seed(7)
-    expected = state(models.random_model(KIND, GPT2Config(**SIZES), attention=None, trust_remote_code=False))
+    expected = state(
+        models.random_model(KIND, GPT2Config(**SIZES), attention=None, trust_remote_code=False)
+    )
     models.prefetch_model(KIND, prepared, SUMMARY, 7)
     random.random(), np.random.rand(), torch.rand(5)  # whatever the process does until it is told
     set_seed(7)
     model = models.take_prefetched_model(spec_of(prepared, 7))
     assert model is not None and model.training
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state(model), expected, strict=True))
+    assert all(
+        torch.equal(ours, theirs) for ours, theirs in zip(state(model), expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("other", ["seed", "folder", "attention"])
@@ -83,7 +99,9 @@ def test_it_is_given_once_for_it_will_be_trained(prepared: PreparedFolder) -> No
     assert models.take_prefetched_model(spec_of(prepared, 7)) is None
 
 
-def test_one_that_would_fill_the_memory_is_not_drawn(prepared: PreparedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_would_fill_the_memory_is_not_drawn(
+    prepared: PreparedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(models, "_MOST_PREFETCHED", 100_000)
     models.prefetch_model(KIND, prepared, SUMMARY, 7)
     assert models.take_prefetched_model(spec_of(prepared, 7)) is None
@@ -97,7 +115,9 @@ def test_a_process_waits_for_its_data_and_no_longer_than_for_its_trial(
     gate, opens = os.pipe()
     with ThreadPoolExecutor(1) as other:
         waits = other.submit(forked_rank._prepared, folder, gate)
-        folder.summary.write_text(SUMMARY.model_copy(update={"fingerprint": "of another workload"}).model_dump_json())
+        folder.summary.write_text(
+            SUMMARY.model_copy(update={"fingerprint": "of another workload"}).model_dump_json()
+        )
         with pytest.raises(TimeoutError):
             waits.result(timeout=0.5)
         folder.summary.write_text(SUMMARY.model_dump_json())

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from small_studies import study
 
-from carbonopt.core.config import Space, Workload
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import TrialSpec
 from carbonopt.export.copies import copies
-from carbonopt.study.file import parse_study
+from carbonopt.spec.space_settings import Space
+from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.spec.workload_settings import Workload
+from carbonopt.study.study_file import parse_study
 from carbonopt.train.prepare import PrepareSpec, prepare
-from carbonopt.train.tasks import base
+from carbonopt.train.tasks import task
 from carbonopt.train.worker import run_trial
 
 FILE = '''
@@ -23,10 +24,11 @@ FILE = '''
 
 from typing import Literal
 
-from carbonopt.core.config import Dataset, Workload
 from carbonopt.core.quality import QUALITIES
-from carbonopt.core.trial import EvalPoint, Prepared
-from carbonopt.train.tasks.base import Card, Trained, TrainingTask
+from carbonopt.core.trial import EvalPoint
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.spec.workload_settings import Dataset, Workload
+from carbonopt.train.tasks.task import Card, Trained, TrainingTask
 
 
 class Words(Dataset, extra="forbid"):
@@ -70,21 +72,25 @@ WORKLOAD = {
 def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "counts_task.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(base.TASKS, "counts", "counts_task:Counts")
+    monkeypatch.setitem(task.TASKS, "counts", "counts_task:Counts")
     yield
     sys.modules.pop("counts_task", None)
 
 
 def parsed(**changes) -> Workload:
     raw = study().config.model_dump(mode="json", exclude_none=True)
-    return parse_study({**raw, "target": {"accuracy": 0.5}, "workload": {**WORKLOAD, **changes}}, "study.yaml").workload
+    return parse_study(
+        {**raw, "target": {"accuracy": 0.5}, "workload": {**WORKLOAD, **changes}}, "study.yaml"
+    ).workload
 
 
 def test_the_study_file_has_the_task_s_own_keys_and_their_defaults(counts):
     workload = parsed()
     assert workload.model_dump()["longest"] == 7 and parsed(longest=3).model_dump()["longest"] == 3
     assert workload.dataset.model_dump()["word_column"] == "word"
-    assert Workload.model_validate(workload.model_dump(mode="json")) == workload, "as a stored study has it"
+    assert Workload.model_validate(workload.model_dump(mode="json")) == workload, (
+        "as a stored study has it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,10 @@ def test_the_study_file_has_the_task_s_own_keys_and_their_defaults(counts):
     [
         ({"longst": 3}, "study.yaml: unknown key workload.longst; did you mean longest?"),
         ({"longest": "x"}, "workload.longest: "),
-        ({"dataset": {"train_files": ["a"], "text_column": "a"}}, "unknown key workload.dataset.text_column; "),
+        (
+            {"dataset": {"train_files": ["a"], "text_column": "a"}},
+            "unknown key workload.dataset.text_column; ",
+        ),
         ({"task": "count"}, "workload.task must be a task, but got 'count'; did you mean counts?"),
         ({"task": 3}, "workload.task: "),
     ],
@@ -107,10 +116,20 @@ def test_what_the_task_does_not_know_is_refused(counts, changes, said):
 def test_it_prepares_and_trains(counts, tmp_path):
     workload, folder = parsed().model_dump(mode="json"), tmp_path / "prepared"
     space = Space.model_validate({"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2})
-    made = prepare(PrepareSpec(workload=workload, space=space, prepared_dir=str(folder), fingerprint="f"))
-    params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=2)
+    made = prepare(
+        PrepareSpec(workload=workload, space=space, prepared_dir=str(folder), fingerprint="f")
+    )
+    params = TrialParams(
+        global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=2
+    )
     spec = TrialSpec(
-        number=0, attempt=1, seed=0, params=params, workload=workload, prepared_dir=str(folder), trial_dir=str(tmp_path)
+        number=0,
+        attempt=1,
+        seed=0,
+        params=params,
+        workload=workload,
+        prepared_dir=str(folder),
+        trial_dir=str(tmp_path),
     )
     last = run_trial(spec, None).last
     assert made.train_examples == 64 and last.value == 2 / 3
@@ -119,21 +138,25 @@ def test_it_prepares_and_trains(counts, tmp_path):
 
 def test_a_winner_carries_its_own_task_alone():
     assert "carbonopt/train/tasks/causal_lm.py" not in copies("carbonopt.train.rerun").files
-    assert "carbonopt/train/tasks/causal_lm.py" in copies(base.task_module("causal_lm")).files
+    assert "carbonopt/train/tasks/causal_lm.py" in copies(task.task_module("causal_lm")).files
 
 
 @pytest.mark.slow
 def test_a_winner_has_what_a_task_without_a_trainer_needs(tmp_path):
     """Such a task imports none of the files that make the Trainer's and DeepSpeed's settings."""
-    files = copies("carbonopt.train.imports", "carbonopt.train.tasks.base").files
-    assert "carbonopt/train/loop.py" not in files
+    files = copies("carbonopt.train.imports", "carbonopt.train.tasks.task").files
+    assert "carbonopt/train/training_loop.py" not in files
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     program = "from carbonopt.train import imports; imports.import_all(); print(imports.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.splitlines()[-1]).is_relative_to(tmp_path)

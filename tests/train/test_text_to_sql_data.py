@@ -1,4 +1,6 @@
-"""The script that makes a study's rows of public sets of questions: on two small ones of the same form."""
+"""The script that makes a study's rows of public sets of questions: on two small ones of the same
+form.
+"""
 
 import json
 import subprocess
@@ -11,7 +13,9 @@ SCRIPT = Path(__file__).parents[2] / "studies" / "text_to_sql_data.py"
 
 
 def run(*arguments: object) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -20,16 +24,26 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def group(split: str, sql: str, *texts: str, **values: str) -> dict:
-    variables = [{"name": name, "example": f"{name} of old", "location": "both", "type": "x"} for name in values]
+    variables = [
+        {"name": name, "example": f"{name} of old", "location": "both", "type": "x"}
+        for name in values
+    ]
     sentences = [{"question-split": "train", "text": text, "variables": values} for text in texts]
-    return {"query-split": split, "sql": [sql, "SELECT another"], "sentences": sentences, "variables": variables}
+    return {
+        "query-split": split,
+        "sql": [sql, "SELECT another"],
+        "sentences": sentences,
+        "variables": variables,
+    }
 
 
 def test_text2sql_data_is_split_by_query_and_filled_in(tmp_path):
     sql = 'SELECT a1 FROM t WHERE n = number1 AND m = number10 AND d = "dept0" ;'
     source = tmp_path / "source.json"
     groups = [
-        group("train", sql, "number1 or number10 ?", "number10 ?", number1="7", number10="8", dept0=""),
+        group(
+            "train", sql, "number1 or number10 ?", "number10 ?", number1="7", number10="8", dept0=""
+        ),
         group("dev", "SELECT b", "b ?"),
         group("test", "SELECT c", "c ?", "C ?"),
     ]
@@ -47,13 +61,23 @@ def test_text2sql_data_is_split_by_query_and_filled_in(tmp_path):
 
 
 def test_wikisql_is_written_out(tmp_path):
-    table = {"id": "1-2", "header": ["No.", 'Name "x"', "Points"], "types": ["text", "text", "real"], "rows": []}
+    table = {
+        "id": "1-2",
+        "header": ["No.", 'Name "x"', "Points"],
+        "types": ["text", "text", "real"],
+        "rows": [],
+    }
     asked = [
         {"sel": 1, "agg": 0, "conds": []},
         {"sel": 2, "agg": 4, "conds": [[1, 0, "O'Hara"], [2, 1, 3.5]]},
     ]
-    questions = [{"table_id": "1-2", "question": f"Question {number}?", "sql": sql} for number, sql in enumerate(asked)]
-    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    questions = [
+        {"table_id": "1-2", "question": f"Question {number}?", "sql": sql}
+        for number, sql in enumerate(asked)
+    ]
+    (tmp_path / "dev.jsonl").write_text(
+        "".join(json.dumps(question) + "\n" for question in questions)
+    )
     (tmp_path / "dev.tables.jsonl").write_text(json.dumps(table) + "\n")
     run(tmp_path / "dev.jsonl", tmp_path / "rows.jsonl")
     made = rows(tmp_path / "rows.jsonl")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, masking_utils
 
-from carbonopt.train.whole_step import masks_by_shape
+from carbonopt.train.speed.whole_step import masks_by_shape
 
 CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=8, attn_implementation="sdpa")
 TOKENS = torch.zeros(2, 6, dtype=torch.int64)
@@ -16,7 +16,9 @@ def mask(positions: torch.Tensor) -> torch.Tensor | None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_captured_step_has_the_masks_of_the_others(captured, monkeypatch):
-    """None, by which attention takes its causal kernel. Alone, transformers makes one while a graph is captured."""
+    """None, by which attention takes its causal kernel. Alone, transformers makes one while a graph
+    is captured.
+    """
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
     positions = torch.arange(6)[None]
     with masks_by_shape({"input_ids": TOKENS, "labels": TOKENS}):

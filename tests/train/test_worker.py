@@ -1,4 +1,5 @@
-"""Real trials of a tiny model on the CPU: what must not change the perplexity, and how a trial ends.
+"""Real trials of a tiny model on the CPU: what must not change the perplexity, and how a trial
+ends.
 
 The test is the parent: it starts one process a rank and answers on the channel, as a study does.
 """
@@ -19,23 +20,21 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trial_processes import Run, start
 
-from carbonopt.core.errors import BadInput
-from carbonopt.core.events import (
+from carbonopt.core.channel import (
     BAD_INPUT_EXIT,
     CHANNEL_FD,
     CRASH_EXIT,
     FINISHED_EXIT,
     OUT_OF_MEMORY_EXIT,
-    Failed,
-    Finished,
-    Probed,
-    Progress,
-    StageBegun,
 )
-from carbonopt.core.files import PreparedFolder, write_json
+from carbonopt.core.errors import BadInput
+from carbonopt.core.events import Failed, Finished, Probed, Progress, StageBegun
+from carbonopt.core.files import write_json
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint, Phase, Prepared, Stage, StopReason
+from carbonopt.core.trial import EvalPoint, Phase, Stage, StopReason
 from carbonopt.engines.process.processes import Listener
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.trial_spec import Prepared
 from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import open_tokens
 from carbonopt.train.failures import Diverged, reported
@@ -45,7 +44,8 @@ WORKLOAD = {
     "model": {
         "from_config": {
             "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": LENGTH,
-            "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,  # or each division drops other activations
+            # or each division drops other activations
+            "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
         }
     },
     "tokenizer": {"train_bpe": 384},
@@ -53,7 +53,12 @@ WORKLOAD = {
     "sequence_length": LENGTH,
     "evaluations": 2,
 }  # fmt: skip
-PARAMS = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 3e-3, "epochs": 0.03}
+PARAMS = {
+    "global_batch_size": 8,
+    "micro_batch_size_per_gpu": 8,
+    "learning_rate": 3e-3,
+    "epochs": 0.03,
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +72,20 @@ def prepared(tmp_path_factory) -> Path:
     }
     run = start("prepare", spec, folder)
     assert run.exit_code == FINISHED_EXIT and run.shape == [Phase.PREPARE, "Finished"]
-    assert Prepared(**run.only(Finished).summary) == PreparedFolder(folder / "prepared").read_summary()
+    assert (
+        Prepared(**run.only(Finished).summary) == PreparedFolder(folder / "prepared").read_summary()
+    )
     cut_unevenly(PreparedFolder(folder / "prepared"))
     return folder / "prepared"
 
 
 def cut_unevenly(folder: PreparedFolder) -> None:
-    """Leaves an odd number of evaluation sequences, the last one ragged, however much text this Python carries."""
-    pairs, ragged = len(open_tokens(folder.evaluation)) // (2 * LENGTH), 23
+    """Leave an odd number of evaluation sequences, the last one ragged."""
+    pairs, ragged = 30, 23  # of some thousand: evaluating all of them would take most of a trial
     targets = (2 * pairs - 2) * LENGTH + ragged
-    np.save(folder.evaluation, open_tokens(folder.evaluation)[: targets + 1].copy(), allow_pickle=False)
+    np.save(
+        folder.evaluation, open_tokens(folder.evaluation)[: targets + 1].copy(), allow_pickle=False
+    )
     changed = {"eval_tokens": targets, "eval_examples": 2 * pairs - 1}
     write_json(folder.summary, folder.read_summary().model_copy(update=changed).model_dump())
 
@@ -84,7 +93,14 @@ def cut_unevenly(folder: PreparedFolder) -> None:
 @pytest.fixture(scope="module")
 def trial(prepared, tmp_path_factory):
     def run(
-        workload=WORKLOAD, seed=0, stop=None, save=False, cold=False, recorded=False, probe_s=None, **params
+        workload=WORKLOAD,
+        seed=0,
+        stop=None,
+        save=False,
+        cold=False,
+        recorded=False,
+        probe_s=None,
+        **params,
     ) -> Run:
         folder = tmp_path_factory.mktemp("trial")
         params = {**PARAMS, **params}
@@ -94,7 +110,10 @@ def trial(prepared, tmp_path_factory):
         }  # fmt: skip
         environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
         if recorded:
-            environment |= {"forked": "recorded_weights", "WEIGHTS_FILE": str(folder / "weights.npy")}
+            environment |= {
+                "forked": "recorded_weights",
+                "WEIGHTS_FILE": str(folder / "weights.npy"),
+            }
         return start("worker", spec, folder, params.get("world_size", 1), stop, cold, **environment)
 
     return run
@@ -112,6 +131,7 @@ def saved(trial) -> Run:
     return trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=2, save=True)
 
 
+@pytest.mark.slow
 def test_a_trial_tells_what_it_does(reference, prepared):
     begin, middle, end = reference.shape[:3], reference.shape[3:-2], reference.shape[-2:]
     assert begin == [Phase.TRAIN, Phase.EVAL, "Evaluated"]
@@ -136,7 +156,10 @@ def test_a_trial_tells_what_it_does(reference, prepared):
         "evaluations say it then"
     )
     assert finished["versions"]["torch"] == version("torch")
-    assert json.loads((reference.folder / "ds_config.json").read_text())["zero_optimization"]["stage"] == 1
+    assert (
+        json.loads((reference.folder / "ds_config.json").read_text())["zero_optimization"]["stage"]
+        == 1
+    )
 
 
 @pytest.mark.slow
@@ -156,10 +179,19 @@ def test_another_seed_gives_another(reference, trial):
         pytest.param({"zero_stage": 0}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 0, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 1, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
-        pytest.param({"zero_stage": 1, "micro_batch_size_per_gpu": 4, "world_size": 2}, marks=pytest.mark.slow),
-        pytest.param({"zero_stage": 2, "micro_batch_size_per_gpu": 2, "offload": "optimizer"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"zero_stage": 1, "micro_batch_size_per_gpu": 4, "world_size": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"zero_stage": 2, "micro_batch_size_per_gpu": 2, "offload": "optimizer"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"zero_stage": 3, "offload": "parameters"}, marks=pytest.mark.slow),
-        pytest.param({"zero_stage": 3, "micro_batch_size_per_gpu": 4, "output_layer": "fused"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"zero_stage": 3, "micro_batch_size_per_gpu": 4, "output_layer": "fused"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda params: "-".join(str(value) for value in params.values()),
 )
@@ -172,9 +204,10 @@ def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
     [
         (0.0, {}),
         (1e6, {}),
-        pytest.param(0.0, {"world_size": 2, "micro_batch_size_per_gpu": 4}, marks=pytest.mark.slow),
+        (0.0, {"world_size": 2, "micro_batch_size_per_gpu": 4}),
     ],
 )
+@pytest.mark.slow
 def test_a_probe_makes_steps_alone(seconds, params, trial):
     """For so long beside the first, and no more than there are; it evaluates nothing."""
     run = trial(probe_s=seconds, epochs=0.06, **params)
@@ -203,7 +236,9 @@ def test_a_whole_step_is_the_engines(more, trial):
     searching = {**WORKLOAD, "deepspeed": {"bf16": {"check_grad_overflow": True}}}
     halved = {"micro_batch_size_per_gpu": more.get("micro_batch_size_per_gpu", 8) // 2}
     engines = (
-        trial(searching, zero_stage=0, **more) if "precision" in more else trial(zero_stage=0, **{**more, **halved})
+        trial(searching, zero_stage=0, **more)
+        if "precision" in more
+        else trial(zero_stage=0, **{**more, **halved})
     )
     assert trial(zero_stage=0, **more).values == pytest.approx(
         engines.values, rel=2e-3 if "precision" in more else 1e-6
@@ -251,7 +286,9 @@ def independent_perplexity(model_folder: Path, tokens: np.ndarray) -> float:
 def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(saved, prepared):
     tokens = open_tokens(PreparedFolder(prepared).evaluation)
     sequences = -(-(len(tokens) - 1) // LENGTH)
-    assert (len(tokens) - 1) % LENGTH and sequences % 2, "a ragged last sequence, and ranks with unequal shares"
+    assert (len(tokens) - 1) % LENGTH and sequences % 2, (
+        "a ragged last sequence, and ranks with unequal shares"
+    )
     model = saved.folder / "model"
     assert saved.values[-1] == pytest.approx(independent_perplexity(model, tokens), rel=1e-6)
     assert AutoTokenizer.from_pretrained(model).decode(tokens[:50].tolist())
@@ -260,8 +297,14 @@ def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(saved
 
 @pytest.mark.slow
 def test_a_pretrained_model_goes_on_from_its_weights(saved, trial):
-    """Under ZeRO-3, where loading partitions; a learning rate of nothing leaves the weights as they were."""
-    workload = {**WORKLOAD, "model": {"name_or_path": str(saved.folder / "model")}, "evaluations": 1}
+    """Under ZeRO-3, where loading partitions; a learning rate of nothing leaves the weights as they
+    were.
+    """
+    workload = {
+        **WORKLOAD,
+        "model": {"name_or_path": str(saved.folder / "model")},
+        "evaluations": 1,
+    }
     run = trial(
         workload, zero_stage=3, learning_rate=1e-12, epochs=0.01, attention_implementation="eager",
         output_layer="fused", world_size=2, micro_batch_size_per_gpu=4,
@@ -284,12 +327,17 @@ def weights_of(run: Run) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, {"world_size": 2, "micro_batch_size_per_gpu": 2}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"world_size": 2, "micro_batch_size_per_gpu": 2}, {"precision": "bf16"}]
+)
 def test_a_step_of_muon_is_orthogonal(more, trial):
-    """DeepSpeed's own is a step of SGD without ZeRO, whose singular values fall by orders of magnitude. In some
-    directions there is no gradient."""
+    """DeepSpeed's own is a step of SGD without ZeRO, whose singular values fall by orders of
+    magnitude. In some directions there is no gradient.
+    """
     params = {"zero_stage": 0, "optimizer": "muon", "epochs": 1e-3, **more}
-    before, after = (weights_of(trial(**params, learning_rate=rate, save=True)) for rate in (1e-9, 3e-2))
+    before, after = (
+        weights_of(trial(**params, learning_rate=rate, save=True)) for rate in (1e-9, 3e-2)
+    )
     for name in ("transformer.h.0.attn.c_attn.weight", "transformer.h.1.mlp.c_proj.weight"):
         step = (before[name] - after[name]) / (3e-2 * 0.2 * max(before[name].shape) ** 0.5)
         values = torch.linalg.svdvals(step.detach().float())
@@ -300,7 +348,11 @@ def test_a_step_of_muon_is_orthogonal(more, trial):
 @pytest.mark.parametrize("params", [{}, {"zero_stage": 3}, {"zero_stage": 0, "precision": "bf16"}])
 @pytest.mark.parametrize("scheduler", ["polynomial", "cosine_with_min_lr"])
 def test_a_schedule_that_reads_the_optimizers_own_rate(scheduler, params, trial, reference):
-    given = {"training_arguments": {"lr_scheduler_kwargs": {"min_lr": 1e-4}}} if scheduler.startswith("cos") else {}
+    given = (
+        {"training_arguments": {"lr_scheduler_kwargs": {"min_lr": 1e-4}}}
+        if scheduler.startswith("cos")
+        else {}
+    )
     run = trial({**WORKLOAD, **given}, lr_scheduler=scheduler, **params)
     assert run.values[-1] == pytest.approx(reference.values[-1], rel=0.05)
 
@@ -325,12 +377,19 @@ def test_dropout_and_decay_are_those_of_the_dimension(trial, reference):
 
 
 def saved_weights(run: Run) -> np.ndarray:
-    """As recorded_weights has them; a model with adapters is saved as these alone, without their name."""
+    """As recorded_weights has them; a model with adapters is saved as these alone, without their
+    name.
+    """
     if not (adapters := run.folder / "model" / "adapter_model.safetensors").exists():
         weights = weights_of(run)
     else:
-        weights = {name.replace(".weight", ".default.weight"): each for name, each in load_file(adapters).items()}
-    return np.concatenate([weights[name].detach().float().numpy().ravel() for name in sorted(weights)])
+        weights = {
+            name.replace(".weight", ".default.weight"): each
+            for name, each in load_file(adapters).items()
+        }
+    return np.concatenate(
+        [weights[name].detach().float().numpy().ravel() for name in sorted(weights)]
+    )
 
 
 @pytest.mark.slow
@@ -349,20 +408,37 @@ def saved_weights(run: Run) -> np.ndarray:
     ids=str,
 )
 def test_weights_are_averaged_beside_a_training_that_stays_the_same(more, trial, prepared):
-    more = {"micro_batch_size_per_gpu": 8 // more.get("world_size", 1), **more, "epochs": 0.02, "save": True}
+    more = {
+        "micro_batch_size_per_gpu": 8 // more.get("world_size", 1),
+        **more,
+        "epochs": 0.02,
+        "save": True,
+    }
     plain, averaged = (trial(**more, weight_averaging=reach, recorded=True) for reach in (0.0, 0.2))
     weights = np.load(averaged.folder / "weights.npy").astype(np.float64)
-    assert np.array_equal(np.load(plain.folder / "weights.npy"), weights), "evaluations leave the training alone"
-    up_to = (np.arange(len(weights) + 1) / len(weights)) ** 4  # what the first steps together count: 1/0.2 - 1
+    assert np.array_equal(np.load(plain.folder / "weights.npy"), weights), (
+        "evaluations leave the training alone"
+    )
+    up_to = (
+        np.arange(len(weights) + 1) / len(weights)
+    ) ** 4  # what the first steps together count: 1/0.2 - 1
     assert len(weights) == averaged.points[-1].step > 8
     expected, half = np.diff(up_to) @ weights, more.get("precision") == "bf16"
-    np.testing.assert_allclose(saved_weights(averaged), expected, rtol=2**-8 if half else 1e-5, atol=1e-7)
-    np.testing.assert_allclose(saved_weights(plain), weights[-1], rtol=2**-8 if half else 1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        saved_weights(averaged), expected, rtol=2**-8 if half else 1e-5, atol=1e-7
+    )
+    np.testing.assert_allclose(
+        saved_weights(plain), weights[-1], rtol=2**-8 if half else 1e-6, atol=1e-9
+    )
     assert np.abs(expected - weights[-1]).max() > 1e-4
-    assert len({*plain.values, *averaged.values}) == 4, "in the middle, too, the averaged ones are judged"
+    assert len({*plain.values, *averaged.values}) == 4, (
+        "in the middle, too, the averaged ones are judged"
+    )
     if not half and "lora_rank" not in more:
         tokens = open_tokens(PreparedFolder(prepared).evaluation)
-        assert averaged.values[-1] == pytest.approx(independent_perplexity(averaged.folder / "model", tokens), rel=1e-6)
+        assert averaged.values[-1] == pytest.approx(
+            independent_perplexity(averaged.folder / "model", tokens), rel=1e-6
+        )
 
 
 @pytest.mark.slow
@@ -381,7 +457,8 @@ def test_parameters_that_the_data_set_cannot_serve(trial):
     assert run.exit_code == BAD_INPUT_EXIT
 
 
-# ---------------------------------------------------------------------------------------------------------- failures
+# ----------------------------------------------------------------------------------------------------------
+# failures
 
 
 def allocate_a_petabyte():
@@ -399,8 +476,16 @@ def raising(error: Exception):
     ("body", "kind", "exit_code"),
     [
         (allocate_a_petabyte, "out_of_memory", OUT_OF_MEMORY_EXIT),
-        (raising(torch.OutOfMemoryError("CUDA out of memory.")), "out_of_memory", OUT_OF_MEMORY_EXIT),
-        (raising(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")), "out_of_memory", OUT_OF_MEMORY_EXIT),
+        (
+            raising(torch.OutOfMemoryError("CUDA out of memory.")),
+            "out_of_memory",
+            OUT_OF_MEMORY_EXIT,
+        ),
+        (
+            raising(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")),
+            "out_of_memory",
+            OUT_OF_MEMORY_EXIT,
+        ),
         (raising(Diverged("the loss was not finite.")), "diverged", FINISHED_EXIT),
         (raising(BadInput("too large.")), "bad_input", BAD_INPUT_EXIT),
         (raising(ValueError("shapes differ")), "crash", CRASH_EXIT),

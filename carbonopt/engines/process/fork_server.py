@@ -2,11 +2,12 @@
 
     python -m carbonopt.engines.process.fork_server CONTROL_FD MODULE FOLDER
 
-Started once by the study. It imports MODULE, answers {"unfit": MODULE.unfit()}, which is why forks of it can't train,
-or null, and then, for each job that it is sent, forks the guard of a session (see `guard`), which forks the ranks; a
-rank's exit code is what MODULE.run() returns. It never touches a GPU, so that every rank opens its own. It ends when
-the study closes the control socket or dies; the guards see to their ranks. FOLDER, the study's, is for those who look
-at the list of processes, where forks go by the names "guard" and "rank N".
+The study starts it once. It imports MODULE and answers {"unfit": MODULE.unfit()}: the reason why
+its forks can't train, or null. Then, for each job that it receives, it forks the guard of a session
+(see `guard`), which forks the ranks; a rank's exit code is what MODULE.run() returns. The process
+never touches a GPU, so that every rank opens its own. It ends when the study closes the control
+socket or dies; the guards end their ranks. FOLDER, the study's, is not used: it shows in the list
+of processes, where forks have the names "guard" and "rank N".
 """
 
 import ctypes
@@ -21,25 +22,30 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from carbonopt.core.events import CHANNEL_FD, GATE_FD, SPEC_FD
+from carbonopt.core.channel import CHANNEL_FD, GATE_FD, SPEC_FD
 from carbonopt.engines.process import guard
 
 MESSAGE_BYTES = 1 << 20
 _PR_SET_NAME = 15
-DESCRIPTORS = 6  # of a job: status, lifeline, channel, log, start barrier, specification
+# A job's descriptors: status, lifeline, channel, account, log, start barrier, specification.
+DESCRIPTORS = 7
 
 
 def main(control_fd: int, module_name: str) -> None:
-    # With the study, also while it imports: that the socket is closed it hears only afterwards.
+    # The process dies with the study, also during the imports, when it doesn't notice that the
+    # socket is closed.
     ctypes.CDLL(None).prctl(guard.PR_SET_PDEATHSIG, signal.SIGKILL)
     control = socket.socket(fileno=control_fd)
-    gc.disable()  # nothing that is imported is garbage, and to look for some takes a tenth of the imports' time
+    # Nothing that is imported is garbage, and looking for some takes a tenth of the imports' time.
+    gc.disable()
     module = importlib.import_module(module_name)
     gc.enable()
-    # Python warns of threads at each fork: they are OpenBLAS's and Arrow's, idle, and made to be forked with.
+    # Python warns of threads at each fork: they are OpenBLAS's and Arrow's, which are idle and made
+    # for forks.
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guards: they say themselves how it went
-    # What is here now is never garbage: no fork shall search it, and copy each page of it by that.
+    # Nobody waits for the guards: they report their exit codes themselves.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # Objects that exist now are never garbage. A fork that searched them would copy their pages.
     gc.collect()
     gc.freeze()
     control.send(json.dumps({"unfit": module.unfit()}).encode())
@@ -55,8 +61,11 @@ def main(control_fd: int, module_name: str) -> None:
 
 
 def _lead(module: ModuleType, job: dict[str, Any], descriptors: list[int]) -> int:
-    """A guard's work. It says its number, which is the session's, and at its end its exit code."""
-    status, lifeline, channel, log, start_barrier, spec = descriptors
+    """Work as a guard, and return its exit code.
+
+    The guard reports its process id, which is also the session's, and at the end its exit code.
+    """
+    status, lifeline, channel, account, log, gate, spec = descriptors
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     _call_itself("guard")
@@ -67,11 +76,14 @@ def _lead(module: ModuleType, job: dict[str, Any], descriptors: list[int]) -> in
     def rank(environment: dict[str, str]) -> int:
         os.close(status)
         _call_itself(f"rank {environment.get('RANK', 0)}")
-        here = {GATE_FD: str(start_barrier), SPEC_FD: str(spec)}  # by their numbers in this process
-        os.environ.update(environment | here | ({CHANNEL_FD: str(channel)} if CHANNEL_FD in environment else {}))
+        # The descriptors have these numbers in this process.
+        here = {GATE_FD: str(gate), SPEC_FD: str(spec)}
+        os.environ.update(
+            environment | here | ({CHANNEL_FD: str(channel)} if CHANNEL_FD in environment else {})
+        )
         return int(module.run())
 
-    code = guard.main(lifeline, channel, job, rank)
+    code = guard.main(lifeline, channel, account, job, rank)
     os.write(status, f"{code}\n".encode())
     return code
 

@@ -1,4 +1,7 @@
-"""Processes that work for a study: started with a channel and a guard, watched, and ended without leftovers."""
+"""Processes that work for a study: started with a channel and a guard, and ended without leftovers.
+
+`WorkProcesses` are the processes of one trial or of the preparation.
+"""
 
 import contextlib
 import json
@@ -14,53 +17,96 @@ from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import Any, Protocol
 
+from carbonopt.core.channel import CHANNEL_FD, CHANNEL_PATH
 from carbonopt.core.errors import CarbonoptError
-from carbonopt.core.events import CHANNEL_FD, CHANNEL_PATH, SPOKEN, Event, Exited, Failed
+from carbonopt.core.events import SPOKEN, Event, Exited, Failed
+from carbonopt.core.sockets import socket_address
 from carbonopt.core.trial import StopReason
+from carbonopt.energy.cpu_time import STUDY_PROCESSES
 from carbonopt.engines.process import guard
 from carbonopt.engines.process.extensions import extensions_folder
 
 LOG_TAIL_LINES = 15
-_MOST_LOG_BYTES = 2**18  # that are read of a log
+_MOST_LOG_BYTES = 2**18  # the most that is read of a log
 _LONGEST_LINE = 2**24  # bytes; events have a few thousand
 
 
 class Guard(Protocol):
-    """The leader of the processes' session (see `carbonopt.engines.process.guard`), as subprocess.Popen has it."""
+    """The leader of the processes' session, with the part of subprocess.Popen that is used here.
+
+    See `carbonopt.engines.process.guard`.
+    """
 
     pid: int
 
     def wait(self, timeout: float) -> int:
-        """Its exit code, negative for a signal. Raises TimeoutExpired if it goes on for longer than these seconds."""
+        """Wait for the guard and return its exit code, negative for a signal.
+
+        Raises TimeoutExpired if it runs for longer than `timeout` seconds.
+        """
 
 
-def start_session(program: list[str], environment: Mapping[str, str], log: int, *descriptors: int) -> Popen[bytes]:
-    """A program in a session of its own: a Ctrl-C reaches the study alone, which then ends it itself."""
+def start_session(
+    program: list[str],
+    environment: Mapping[str, str],
+    log: int,
+    *descriptors: int,
+    folder: str | None = None,
+) -> Popen[bytes]:
+    """Start a program in a session of its own.
+
+    A Ctrl-C then reaches the study alone, which ends the program itself.
+
+    Args:
+        program: the command.
+        environment: its environment.
+        log: the descriptor that receives its output.
+        descriptors: further descriptors that it inherits.
+        folder: its working folder; None: this process's.
+    """
     return Popen(
-        program, env=environment, stdin=DEVNULL, stdout=log, stderr=STDOUT, pass_fds=descriptors, start_new_session=True
+        program,
+        env=environment,
+        cwd=folder,
+        stdin=DEVNULL,
+        stdout=log,
+        stderr=STDOUT,
+        pass_fds=descriptors,
+        start_new_session=True,
     )
 
 
 def run_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs one of our modules. With -P, since Python would look for every module in the working folder
-    first: a datasets.py among the user's own files would be imported for the library. As a flag and not as
-    PYTHONSAFEPATH, which all that a trial starts would inherit. Without it where carbonopt itself is found in the
-    working folder alone."""
+    """Return the command that runs one of our modules.
+
+    It has Python's flag -P, since Python would look for every module in the working folder first: a
+    datasets.py among the user's own files would be imported in place of the library. A flag is used
+    because the variable PYTHONSAFEPATH would be inherited by all that a trial starts. The flag is
+    left out where carbonopt itself is found in the working folder alone.
+    """
     return [sys.executable, *(["-P"] if _is_found_elsewhere() else []), "-m", module, *arguments]
 
 
 def _is_found_elsewhere() -> bool:
-    """Whether carbonopt would be found if Python didn't look into the working folder."""
-    others = [entry for entry in map(Path, sys.path) if not (entry.exists() and entry.samefile("."))]
-    # Installed as editable it is found by a finder of its own, which takes no path.
-    paths = ((finder, list(map(str, others)) if finder is PathFinder else None) for finder in sys.meta_path)
+    """Return whether Python finds carbonopt outside the working folder."""
+    others = [
+        entry for entry in map(Path, sys.path) if not (entry.exists() and entry.samefile("."))
+    ]
+    # An editable install has a finder of its own, which takes no path.
+    paths = (
+        (finder, list(map(str, others)) if finder is PathFinder else None)
+        for finder in sys.meta_path
+    )
     return any(finder.find_spec("carbonopt", path) is not None for finder, path in paths)
 
 
 class Listener:
-    """The study's end of a channel (see `carbonopt.core.events`) or of a forked guard's connection. It never blocks for
-    longer than it was told to. With `invites` nothing is said on the connection itself, whose end is the trial's, but
-    on one that is made to the socket at `path`."""
+    """The study's end of a channel or of a forked guard's connection.
+
+    For channels see `carbonopt.core.events`. Reading never blocks for longer than the given time.
+    With `invites`, messages come on connections to the socket at `path`; the first connection
+    carries none, and its end is the trial's end.
+    """
 
     def __init__(self, connection: socket.socket, invites: bool = False) -> None:
         connection.setblocking(False)
@@ -69,18 +115,24 @@ class Listener:
         self._server: socket.socket | None = None
         self._speaker: socket.socket | None = None if invites else connection
         if invites:
-            # A folder that only this user can enter; the study's own can have a path that is too long for a socket.
+            # A folder that only this user can enter, and that is on this machine: the study's own
+            # folder need not be.
             folder = self._inviting.enter_context(tempfile.TemporaryDirectory(prefix="carbonopt-"))
             self.path = Path(folder) / "channel"
             self._server = self._inviting.enter_context(socket.socket(socket.AF_UNIX))
-            self._server.bind(str(self.path))
+            with socket_address(str(self.path)) as address:
+                self._server.bind(address)
             self._server.listen()
 
     def read(self, timeout_s: float) -> bytes | None:
-        """The next line, or None: none came in time, or the other end is closed (see `closed`)."""
+        """Return the next line; None if none came in time or the other end is `closed`."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer and not self._ended:
-            sources = {source for source in (self._server, self._speaker, self._connection) if source is not None}
+            sources = {
+                source
+                for source in (self._server, self._speaker, self._connection)
+                if source is not None
+            }
             ready = select.select(sources, [], [], max(0.0, deadline - time.monotonic()))[0]
             if not ready:
                 return None
@@ -90,7 +142,7 @@ class Listener:
             elif self._speaker in ready:
                 self._hear()
             else:
-                self._ended = True  # nothing is said on it: it is closed
+                self._ended = True  # this connection carries no messages: it is closed
         if self.closed:
             return None
         line, _, self._buffer = self._buffer.partition(b"\n")
@@ -104,11 +156,11 @@ class Listener:
             data = b""
         self._buffer += data
         if len(self._buffer) > _LONGEST_LINE and b"\n" not in self._buffer:
-            self._buffer += b"\n"  # is no event: `receive` says so
+            self._buffer += b"\n"  # too long for an event: `receive` reports it as a failure
         if not data and self._speaker is self._connection:
             self._ended = True
         elif not data:
-            self._hang_up()  # the program may go on, or another may speak for it
+            self._hang_up()  # the program may go on, or another may connect in its place
 
     def _hang_up(self) -> None:
         if self._speaker not in (None, self._connection):
@@ -120,7 +172,10 @@ class Listener:
         return self._ended and b"\n" not in self._buffer
 
     def receive(self, timeout_s: float) -> Event | None:
-        """The next line of a channel; None as `read` has it. What is no event is the failure of who said it."""
+        """Return the next event of a channel; None where `read` returns None.
+
+        A line that is no event is returned as the sender's failure.
+        """
         if (line := self.read(timeout_s)) is None:
             return None
         try:
@@ -130,7 +185,10 @@ class Listener:
             return Failed(kind="crash", text=f"what came from it is no message: {line[:80]!r}")
 
     def answer(self, stop: StopReason | None = None) -> None:
-        """Go on, or stop and why. A trial that died meanwhile can't hear it; its exit is the next event."""
+        """Tell the trial to go on, or to stop and why.
+
+        If the trial has died meanwhile, nothing is raised; its exit is the next event.
+        """
         if self._speaker is None:
             return
         try:
@@ -146,16 +204,20 @@ class Listener:
 
 
 class WorkProcesses:
-    """The processes of one trial (or of the preparation), as one thing: a channel, a log, an end.
+    """The processes of one trial, or of the preparation, with their channel and their log.
 
     Args:
-        argv: the command of every rank, whose output goes to `log`.
-        ranks: what each has in its environment beside `environment`; the first one gets the channel.
-        scratch: a folder and a pattern of what in it is removed when all have ended, however they did.
-        folder: in which they run; None: in this process's.
-        invites: the first rank's channel is a socket that whoever speaks for the trial connects to, since a program
-            that starts the ranks passes no descriptors on.
-        speaks: whether the trial's rank 0 is among them; of others nothing is heard but how they end.
+        argv: the command of every rank.
+        ranks: the environment variables that each rank has beside `environment`. Without `invites`,
+            the first rank gets the channel's descriptor.
+        environment: the environment that all ranks share.
+        log: the file that receives their output.
+        scratch: a folder and a pattern of names in it that are removed when all have ended, however
+            they did.
+        folder: their working folder; None: this process's.
+        invites: whether the channel is a socket for rank 0 to connect to, whose path all of them
+            get, since a program that starts the ranks passes no descriptors on.
+        speaks: whether the trial's rank 0 is among them; other ranks report only how they end.
     """
 
     def __init__(
@@ -173,36 +235,56 @@ class WorkProcesses:
         self.log = log
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
+        self._account, account = os.pipe()
         self._listener = Listener(ours, invites=invites and speaks)
         if invites and speaks:
             ranks = [{**rank, CHANNEL_PATH: str(self._listener.path)} for rank in ranks]
         elif speaks:
             ranks = [{**ranks[0], CHANNEL_FD: str(theirs.fileno())}, *ranks[1:]]
-        self._extensions, self._scratch = str(extensions_folder(environment).resolve()), list(scratch)
-        job = {"argv": argv, "ranks": ranks, "extensions": self._extensions, "scratch": self._scratch}
+        self._extensions, self._scratch = (
+            str(extensions_folder(environment).resolve()),
+            list(scratch),
+        )
+        job = {
+            "argv": argv,
+            "ranks": ranks,
+            "extensions": self._extensions,
+            "scratch": self._scratch,
+        }
         job |= {"folder": folder, "keeps_channel": invites or not speaks}
         try:
             with log.open("ab") as output:
                 self._log_begins = output.tell()
-                self._guard = self._start_guard(job, environment, lifeline, theirs.fileno(), output.fileno())
+                descriptors = lifeline, theirs.fileno(), account, output.fileno()
+                self._guard = self._start_guard(job, environment, *descriptors)
         except BaseException:
             os.close(self._lifeline)
+            os.close(self._account)
             self._listener.close()
             raise
         finally:
             os.close(lifeline)
+            os.close(account)
             theirs.close()
+        self.cpu_time = STUDY_PROCESSES.add(self._guard.pid)
         self._ended = False
 
     def _start_guard(
-        self, job: dict[str, Any], environment: Mapping[str, str], lifeline: int, channel: int, log: int
+        self,
+        job: dict[str, Any],
+        environment: Mapping[str, str],
+        lifeline: int,
+        channel: int,
+        account: int,
+        log: int,
     ) -> Guard:
-        """A program of its own, and its ranks with it. The last three are descriptors."""
-        program = [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(channel), json.dumps(job)]
-        return start_session(program, environment, log, lifeline, channel)
+        """Start the guard as a program, which starts the ranks; the last four are descriptors."""
+        to_guard = [str(lifeline), str(channel), str(account), json.dumps(job)]
+        program = [sys.executable, "-I", "-S", guard.__file__, *to_guard]
+        return start_session(program, environment, log, lifeline, channel, account)
 
     def receive(self, timeout_s: float) -> Event | None:
-        """The next event, or None after `timeout_s` without one. After `Exited` nothing comes."""
+        """Return the next event; None if none comes in `timeout_s`. `Exited` is the last event."""
         deadline = time.monotonic() + timeout_s
         if (event := self._listener.receive(timeout_s)) is not None or not self._listener.closed:
             return event
@@ -215,31 +297,53 @@ class WorkProcesses:
     def answer(self, stop: StopReason | None = None) -> None:
         self._listener.answer(stop)
 
+    def cpu_seconds(self) -> float:
+        times = self.cpu_time.read()
+        return times.trials.ran_s + times.study_s
+
     def end(self, patience_s: float = guard.PATIENCE_S) -> None:
-        """Kills whatever is left of them and waits until it is gone, so that the next trial finds free memory. Raises
-        CarbonoptError if a process survives SIGKILL for `patience_s` (one stuck in the driver, usually)."""
+        """Kill all that is left of the processes and wait for it, so that their memory is free.
+
+        Raises CarbonoptError if a process survives SIGKILL for `patience_s` (one stuck in the
+        driver, usually).
+        """
         if self._ended:
             return
         self._ended = True
-        # The guard does it, since it goes on when this process is killed meanwhile; after it, what it didn't live to.
+        # The guard does it, since it goes on when this process is killed meanwhile. What the guard
+        # left behind, if it was killed itself, is ended here.
         deadline = time.monotonic() + patience_s
         os.close(self._lifeline)
         with contextlib.suppress(TimeoutExpired):
             self._guard.wait(patience_s)
         session = self._guard.pid
-        left = guard.end_session(session, self._extensions, self._scratch, max(1.0, deadline - time.monotonic()))
+        left = guard.end_session(
+            session, self._extensions, self._scratch, max(1.0, deadline - time.monotonic())
+        )
         self._listener.close()
+        self.cpu_time.end(self._written_cpu_s())
         if left:
-            raise CarbonoptError(f"processes {left} survive SIGKILL; see {self.log} and `ps -s {session}`.")
+            raise CarbonoptError(
+                f"processes {left} survive SIGKILL; see {self.log} and `ps -s {session}`."
+            )
+
+    def _written_cpu_s(self) -> float | None:
+        """Return the CPU seconds that the guard has written; None if it was killed before."""
+        with os.fdopen(self._account, "rb") as account:
+            written = account.read() if select.select([account], [], [], 0.0)[0] else b""
+        return float(written) if written else None
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines of the log, for the user to read beside the error."""
+        """Return the last lines of the log, for the user to read beside the error."""
         return "\n".join(said_since(self._log_begins, self.log).splitlines()[-lines:])
 
 
 def said_since(begins: int, log: Path) -> str:
-    """What stands in a log from this byte on, as it is appended to and has earlier calls of the study before that; of
-    much, the end. A script can have removed it."""
+    """Return the text of a log from byte `begins` on; only the end of a long text.
+
+    Before that byte is the output of earlier calls of the study. If the log can't be read, because
+    a script has removed it, say, the text says so.
+    """
     try:
         with log.open("rb") as said:
             said.seek(max(begins, log.stat().st_size - _MOST_LOG_BYTES))

@@ -1,1 +1,1 @@
-"""Figures, one file each: drawn once for the page and for paper."""
+"""The report's figures, one file each; each is drawn once for the page and for paper."""

@@ -1,4 +1,8 @@
-"""What the figures have in common: as wide as a column, fonts embedded, colours and shapes told apart in grey."""
+"""The style that all figures have in common.
+
+They are as wide as a column, their fonts are embedded, and their colours and shapes can be told
+apart in grey.
+"""
 
 import io
 import math
@@ -11,17 +15,17 @@ from carbonopt.core.format import tick_text
 from carbonopt.report import document
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes as Axes  # for the figures' files, too
+    from matplotlib.axes import Axes as Axes  # re-exported for the modules of the figures
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure as Figure
 
-# Matplotlib takes half a second to import: only what draws does.
+# Importing matplotlib takes half a second, so that only functions that draw import it.
 
 WIDTH_IN = 3.5  # one column of a two-column paper
 DPI = 300
 STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # TrueType: text stays text, and publishers' checks pass
-    "svg.fonttype": "none",  # text, in the page's own font
+    "svg.fonttype": "none",  # text stays text, in the page's own font
     **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), 7.5),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7.0),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
@@ -29,14 +33,30 @@ STYLE: dict[Any, Any] = {
     "hatch.linewidth": 0.5,
     "text.parse_math": False,
 }
-# Okabe and Ito's palette, which people with any colour vision tell apart; shapes tell the same in grey.
+# Okabe and Ito's palette, whose colours people with any colour vision can tell apart; shapes say
+# the same in grey.
 BLUE, SKY_BLUE, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 VERMILION, PURPLE, GREY = "#D55E00", "#CC79A7", "#999999"
 TARGET: dict[str, Any] = {"color": PURPLE, "linestyle": "--", "linewidth": 0.9, "zorder": 1}
 ERROR_BARS: dict[str, Any] = {"fmt": "none", "elinewidth": 0.8, "capsize": 1.8}
-MILESTONE: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.5}
-LEGEND: dict[str, Any] = {"frameon": False, "handletextpad": 0.4, "columnspacing": 1.2, "borderaxespad": 0.2}
-IN_PAGE = {"#000000": "currentColor", "#ffffff": "var(--paper)", "#cccccc": "var(--line)", "#0072b2": "var(--bar)"}
+MILESTONE: dict[str, Any] = {
+    "linestyle": "none",
+    "markeredgecolor": "black",
+    "markeredgewidth": 0.5,
+}
+LEGEND: dict[str, Any] = {
+    "frameon": False,
+    "handletextpad": 0.4,
+    "columnspacing": 1.2,
+    "borderaxespad": 0.2,
+}
+# The page's own colours, by the figure's colours that they replace.
+IN_PAGE = {
+    "#000000": "currentColor",
+    "#ffffff": "var(--paper)",
+    "#cccccc": "var(--line)",
+    "#0072b2": "var(--bar)",
+}
 
 MARGIN = 0.05  # share of a logarithmic axis on each side
 LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
@@ -44,8 +64,10 @@ LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds t
 Draw = Callable[["Figure"], None]
 
 
-def drawn(draw: Draw, *, height_in: float, name: str, caption: str, alt: str, paper: bool = True) -> document.Figure:
-    """A figure in every format; the same data gives the same bytes."""
+def drawn(
+    draw: Draw, *, height_in: float, name: str, caption: str, alt: str, paper: bool = True
+) -> document.Figure:
+    """Draw a figure in every format; the same data gives the same bytes."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -58,23 +80,33 @@ def drawn(draw: Draw, *, height_in: float, name: str, caption: str, alt: str, pa
         figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
         draw(figure)
-        for text in figure.findobj(Text):  # the 2 of CO2e lowered, as in the text around it
-            if isinstance(text, Text) and "CO2e" in text.get_text():  # findobj's result is of any artist
+        # The 2 of CO2e is lowered, as in the text around the figure.
+        for text in figure.findobj(Text):
+            # `isinstance` for the type checker: findobj may return any artist.
+            if isinstance(text, Text) and "CO2e" in text.get_text():
                 text.set_text(text.get_text().replace("CO2e", "CO₂e"))
-        # Not by savefig, which lays out and draws everything once more for each file.
+        # Not by savefig, which would lay out and draw everything once more for each file.
         canvas.print_png(png, metadata={"Software": None})
         figure.set_layout_engine("none")
         vector: Any = FigureCanvasPdf(figure)
         vector.print_pdf(pdf, metadata={"CreationDate": None})
-        figure.set_dpi(72)  # of SVG
+        figure.set_dpi(72)  # the resolution of SVG
         vector = FigureCanvasSVG(figure)
         vector.print_svg(svg, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    made: dict[str, Any] = {"svg": _inline(svg.getvalue()), "pdf": pdf.getvalue(), "png": png.getvalue()}
+    made: dict[str, Any] = {
+        "svg": _inline(svg.getvalue()),
+        "pdf": pdf.getvalue(),
+        "png": png.getvalue(),
+    }
     return document.Figure(name=name, caption=caption, alt=alt, paper=paper, **made)
 
 
 def _inline(svg: str) -> str:
-    """The element for a page: in its colours, of its width, without names that another figure has, too."""
+    """Return the SVG element for use inside a page.
+
+    It has the page's colours, font and width. Ids of its groups are removed, because other figures
+    in the page have them, too.
+    """
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r'<g id="[^"]*"', "<g", element)
@@ -86,21 +118,30 @@ def _inline(svg: str) -> str:
 
 
 def legend(figure: "Figure", axes: "Axes") -> None:
-    """Above the figure, of what one of its axes holds, in as many columns as fit."""
+    """Put a legend above the figure, in as many columns as fit.
+
+    It explains what one of the figure's axes holds.
+    """
     for columns in (3, 2, 1):
-        made = figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, **LEGEND)
+        made = figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, **LEGEND
+        )
         if made.get_window_extent().width <= figure.bbox.width:
             return
         made.remove()
 
 
 def wants_log(values: Sequence[float]) -> bool:
-    """Whether a linear axis would crowd the small values."""
+    """Return whether a linear axis would crowd the small values."""
     return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
 
 
 def log_scale(axis: "Axis", values: Sequence[float]) -> None:
-    """With matplotlib's own margin around the values, before they are drawn: at the end of floats its own overflows."""
+    """Make an axis logarithmic, before its values are drawn.
+
+    The margin around the values is as wide as matplotlib's own, which overflows at the ends of the
+    range of floats.
+    """
     low, high = min(values), max(values)
     margin = 10 ** (MARGIN * (math.log10(high) - math.log10(low)))
     name = axis.axis_name  # type: ignore[attr-defined]  # "x" or "y"; matplotlib's stubs lack it
@@ -110,7 +151,10 @@ def log_scale(axis: "Axis", values: Sequence[float]) -> None:
 
 
 def plain_ticks(*several: "Axis", most: int = 5) -> None:
-    """Round numbers without powers of ten, at most so many. After everything is drawn: it goes by the axes' limits."""
+    """Set round numbers without powers of ten as ticks, at most `most` per axis.
+
+    Call it after everything is drawn, because it depends on the axes' limits.
+    """
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
     for axis in several:
@@ -123,10 +167,15 @@ def plain_ticks(*several: "Axis", most: int = 5) -> None:
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """1, 2 and 5 in each power of ten; fewer where that would be too many."""
+    """Return 1, 2 and 5 in each power of ten, or fewer where these are too many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
-        ticks = [tick for power in powers for digit in digits if low <= (tick := float(f"{digit}e{power}")) <= high]
+        ticks = [
+            tick
+            for power in powers
+            for digit in digits
+            if low <= (tick := float(f"{digit}e{power}")) <= high
+        ]
         if len(ticks) <= most:
             break
     return ticks[:: -(-len(ticks) // most) or 1]

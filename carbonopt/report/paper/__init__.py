@@ -1,1 +1,4 @@
-"""What goes into a paper: figures, tables, text and references, and a document that has them all."""
+"""A report's files for a paper.
+
+They are figures, tables, text and references, and a document that has them all.
+"""

@@ -1,1 +1,4 @@
-"""Documents as HTML, Markdown, LaTeX, JSON and plain text. No renderer knows what a section is about."""
+"""Renderers of documents as HTML, Markdown, LaTeX and plain text.
+
+No renderer knows what a section is about.
+"""

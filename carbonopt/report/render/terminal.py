@@ -4,12 +4,20 @@ from carbonopt.report.document import MOST_CAVEATS, Document
 
 
 def render(document: Document) -> str:
-    """What to do, what it saves, how sure that is; the most serious caveats, and how many more there are."""
+    """Return what to do, what it saves and how sure that is, as plain text.
+
+    The most serious caveats follow, and the number of the others.
+    """
     lines = [document.headline, *(f"  {line}" for line in document.details)]
     width = max((len(tile.label) for tile in document.tiles), default=0)
     for tile in document.tiles:
-        lines.append(f"  {tile.label:{width}}  {tile.text}{f'  ({tile.note})' if tile.note else ''}")
-    lines += [f"  {caveat.level.name.lower()}: {caveat.text}" for caveat in document.caveats[:MOST_CAVEATS]]
+        lines.append(
+            f"  {tile.label:{width}}  {tile.text}{f'  ({tile.note})' if tile.note else ''}"
+        )
+    lines += [
+        f"  {caveat.level.name.lower()}: {caveat.text}"
+        for caveat in document.caveats[:MOST_CAVEATS]
+    ]
     if (more := len(document.caveats) - MOST_CAVEATS) > 0:
         lines.append(f"  and {more} more caveats, in the report and in --json")
     return "\n".join(lines)

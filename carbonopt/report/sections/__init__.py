@@ -1,13 +1,17 @@
-"""The sections of the report, in their order: a file each, and its name here. `section` of a file is what it shows,
-None where the study has nothing of it, and `caveats` is what it warns of; it may have one of them alone."""
+"""The sections of the report, in their order.
+
+Each section is a file whose name stands in `SECTIONS`. The file's function `section` returns what
+it shows, or None where the study has nothing to show there; its function `caveats` yields its
+warnings. A file may have only one of the two.
+"""
 
 from importlib import import_module
 
 SECTIONS = (
-    *("shortfall", "contention"),  # caveats alone
+    *("shortfall", "contention", "trial_conduct"),  # these have caveats alone
     *("front", "policy", "comparison", "confirmation", "predictions", "citation"),  # the answer
     *("space", "influence", "batch", "scaling", "memory", "returns"),  # what decides it
-    *("energy", "stages", "probes", "longer_runs", "elsewhere"),  # what was used
+    *("energy", "stages", "probes", "longer_runs", "elsewhere"),  # the energy that was used
     *("trials", "provenance"),
 )
-MODULES = tuple(import_module(f"{__name__}.{name}") for name in SECTIONS)
+MODULES = tuple(import_module(f"{__name__}.{name}_section") for name in SECTIONS)

@@ -1,17 +1,20 @@
-"""What quality a configuration will end at: a Gaussian process over the learning curves of all trials.
+"""Model of the quality that a configuration will end at: a Gaussian process over learning curves.
 
-What is modelled is the loss of the quality (`Quality.loss`) on the quality's link. A point of a curve has three
-coordinates, each a combination whose exponents are learned with it:
+It is fitted to the learning curves of all trials. It models the loss of the quality
+(`Quality.loss`) on the quality's link. A point of a curve has three coordinates, each a combination
+whose exponents are learned with it:
 
-- how far the training is: ln(steps at peak rate) + α ln(learning rate) + β ln(batch): a step at twice the rate is worth
-  2^α steps;
-- how noisy it is: ln(learning rate) + γ ln(batch), with a basin in its prior: too high and too low are both worse;
-- how often the data was seen: ln(steps) + ln(batch): what overfitting goes by;
+- how far the training is: ln(steps at peak rate) + α ln(learning rate) + β ln(batch): a step at
+  twice the rate is worth 2^α steps;
+- how noisy it is: ln(learning rate) + γ ln(batch), with a basin in its prior: too high and too low
+  are both worse;
+- how often the data was seen: ln(steps) + ln(batch), on which overfitting depends;
 
-and the share of the peak rate that is left, since a rate that falls lets the loss fall. Other dimensions follow. Each
-trial has an offset of its own (its seed, and what no coordinate explains) beside the noise of each evaluation. The
-parameters are those of highest posterior density under priors that hold for language models at large; evaluations that
-fit badly (a spike of the loss) lose their weight.
+and the share of the peak rate that is left, since the loss falls when the rate falls. Other
+dimensions follow. Each trial has an offset of its own (its seed, and what no coordinate explains)
+beside the noise of each evaluation. The parameters are those of highest posterior density under
+priors that hold for language models at large. Evaluations that fit badly (a spike of the loss) lose
+their weight.
 """
 
 import math
@@ -31,59 +34,74 @@ from threadpoolctl import threadpool_limits
 from carbonopt.core.arrays import Array, Mask
 from carbonopt.core.quality import Quality
 
-_TYPICAL_SPREAD = 0.3  # standard deviation of the logarithm of language models' losses over a study's curves
-_QUARTILES_APART = 1.349  # standard deviations of a normal distribution
-_LEAST_LOSS = 1e-9  # that has a logarithm
+# Standard deviation of the logarithm of language models' losses over the curves of a study.
+_TYPICAL_SPREAD = 0.3
+_QUARTILES_APART = 1.349  # distance of a normal distribution's quartiles, in standard deviations
+_LEAST_LOSS = 1e-9  # the smallest loss whose logarithm is taken
 
 # Columns of a row.
 LN_BATCH, LN_RATE, LN_STEPS, RATE_SHARE = range(4)
-CORE = 4  # other dimensions follow
+CORE = 4  # number of these columns; those of other dimensions follow
 
-# Parameters: three length scales, amplitude of the rate's share, amplitude, noise of an evaluation and of a trial
-# (logarithms); α, β, γ; then a length scale (logarithm) for each other dimension. Priors are normal: mean, standard
-# deviation. On recorded tables trials differ by 0.004 to 0.02, evaluations of one by 0.001 to 0.06.
+# Parameters: three length scales, amplitude of the rate's share, amplitude, noise of an evaluation
+# and of a trial (logarithms); α, β, γ; then a length scale (logarithm) for each other dimension.
+# Priors are normal: mean, standard deviation. On recorded tables trials differ by 0.004 to 0.02,
+# evaluations of one by 0.001 to 0.06.
 _SHARE, _AMPLITUDE, _NOISE, _TRIAL_NOISE, _ALPHA, _BETA, _GAMMA = range(3, 10)
 _CORE_MEANS = (*map(math.log, (1.5, 1.5, 3.0, 0.1, 0.4, 0.0035, 0.007)), 0.6, 0.3, -0.4)
 _CORE_SDS = (0.4, 0.4, 0.5, 0.5, 0.5, 0.7, 1.0, 0.25, 0.25, 0.25)
 _CORE_PARAMETERS = len(_CORE_MEANS)
 _OTHER_PRIOR = (math.log(2.0), 0.5)
-# Of an earlier study: how much it has in common with this one (a length scale, at a distance of 1), beside an offset of
-# its own. With 4 ± 0.7 a study with the opposite rates made searches 1.5 times as dear, with 1.5 ± 0.5 1.3 times; after
-# neighbours they cost as much with either.
+# For prior studies: how much one has in common with this one (prior of a length scale, at a
+# distance of 1), and the standard deviation of its own offset. With 4 ± 0.7 a study with the
+# opposite rates made searches 1.5 times as expensive, with 1.5 ± 0.5 1.3 times; after similar
+# studies they cost the same with either.
 _EARLIER_PRIOR, _OFFSET_SD = (math.log(1.5), 0.5), 0.5
-# The mean of the linked loss: a constant, a slope over the first coordinate, a basin over the second and what the full
-# rate adds to it, mean and standard deviation each. The last differs between tasks, 0.2 on text2sql's table and 0.4 to
-# 0.5 on AlexNet's, far more than within one: with 0.1, and 0.1 nearby alone, text2sql's searches cost twice as much.
+# The mean of the linked loss is a constant, a slope over the first coordinate, a basin over the
+# second and what the full rate adds to it; the last three have a mean and a standard deviation
+# each. The effect of the full rate differs between tasks (0.2 on text2sql's table, 0.4 to 0.5 on
+# AlexNet's) far more than within one: with 0.1, and 0.1 nearby alone, text2sql's searches cost
+# twice as much.
 _CONSTANT_SD, _SLOPE, _BASIN, _FULL_RATE = 0.5, (-0.2, 0.15), (0.06, 0.05), (0.15, 0.3)
-_MISFIT = 0.003  # least standard deviation of a linked loss about its curve: none is quite of the form modelled here
+# Least standard deviation of a linked loss about its curve, since no curve has quite the form that
+# is modelled here.
+_MISFIT = 0.003
 _OUTLIER_SDS = 3.0
-_BEGINNINGS = (1 / 6, 1 / 3, 1 / 2, 2 / 3)  # shares of a trial, from which its end is foretold where it is the only one
-_JITTER = 1e-9  # of the largest variance, for matrices that rounding would leave without a root
-_FAR = 12.0  # logarithms beyond it are no parameters but a line search gone astray
+# Shares of a trial from which its end is predicted if it is the only trial.
+_BEGINNINGS = (1 / 6, 1 / 3, 1 / 2, 2 / 3)
+_JITTER = 1e-9  # share of the largest variance; keeps rounded matrices positive definite
+_FAR = 12.0  # a logarithm beyond it is not a parameter but a line search gone astray
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Matrices here are so small that threads cost four times the CPU time, and far more on a busy CPU."""
+    """Limit BLAS to one thread.
+
+    The matrices here are so small that threads cost four times the CPU time, and far more on a busy
+    CPU.
+    """
     with threadpool_limits(limits=1, user_api="blas"):
         yield
 
 
 @dataclass(frozen=True)
 class Points:
-    """Evaluations: rows, losses and the trial that each belongs to."""
+    """Evaluations: their rows, losses, and the trial that each belongs to."""
 
     rows: Array  # (points, CORE + others)
     losses: Array  # (points,)
     trial: Array  # (points,)
-    share: Array  # (points,) of the trial's steps
+    share: Array  # (points,), share of the trial's steps
 
     def joined(self, others: "Points") -> "Points":
         pairs = (self.rows, others.rows), (self.losses, others.losses), (self.trial, others.trial)
         return Points(*map(np.concatenate, (*pairs, (self.share, others.share))))
 
     def after(self, trial: int, shares: Sequence[float]) -> list[Mask]:
-        """Of a trial's evaluations those after each of these shares that lies between some."""
+        """Return masks of a trial's evaluations after each of these shares.
+
+        Shares that have no evaluation of the trial on both sides are left out.
+        """
         own = self.trial == trial
         later = [own & (self.share > share) for share in shares]
         return [mask for mask in later if mask.any() and (own & ~mask).any()]
@@ -91,17 +109,26 @@ class Points:
 
 @dataclass(frozen=True)
 class Link:
-    """Losses as they are modelled: by their logarithm, or, where they can have any sign, in a unit of their spread."""
+    """The scale on which losses are modelled.
 
-    unit: float | None = None  # None: by their logarithm
-    examples: float = math.inf  # that each loss is a share of, where it is one: half an error is the least it tells of
+    It is their logarithm or, if they can have any sign, the losses in a unit of their spread.
+    """
+
+    unit: float | None = None  # None: the logarithm
+    # number of examples, if each loss is a share of errors: half an error is the least it can show
+    examples: float = math.inf
 
     @classmethod
     def of(cls, quality: Quality, losses: Sequence[float], examples: float = math.inf) -> "Link":
-        """By losses like those that are modelled: they then spread as the logarithms that the priors are of."""
+        """Create the link for losses like those that are modelled.
+
+        On its scale they spread as the logarithms do to which the priors refer.
+        """
         if quality.link != "identity":
             return cls(None, examples)
-        return cls(_spread(losses) / _TYPICAL_SPREAD or max(map(abs, losses), default=0.0) or 1.0, examples)
+        return cls(
+            _spread(losses) / _TYPICAL_SPREAD or max(map(abs, losses), default=0.0) or 1.0, examples
+        )
 
     def linked(self, losses: Array | float) -> Array:
         if self.unit is not None:
@@ -112,20 +139,26 @@ class Link:
         return math.exp(linked) if self.unit is None else linked * self.unit
 
     def variance(self, linked: Array) -> Array:
-        """Of logarithms of shares of errors: a binomial share's, carried over to the first order (delta method)."""
+        """Return the variance of the logarithms of shares of errors.
+
+        It is that of a binomial share, to the first order (delta method), and 0 for other losses.
+        """
         if math.isinf(self.examples):
             return np.zeros_like(linked)
         return np.asarray(np.maximum(0.0, np.exp(-linked) - 1) / self.examples)
 
 
 class CurveModel:
-    """The process, given evaluations.
+    """The Gaussian process of learning curves, given evaluations.
 
     Args:
-        centre: the middle of the space in ln(batch) and ln(learning rate), where the basin is expected.
-        fitted: whose parameters, and distrust of outliers among the first points, are taken; None: they are fitted.
+        centre: the middle of the space in ln(batch) and ln(learning rate), where the basin is
+            expected.
+        fitted: a model whose parameters, and distrust of outliers among the first points, are kept;
+            None: the parameters are fitted.
         effort: iterations of the fit.
-        earlier: studies whose evaluations are among these; as many last columns say of which.
+        earlier: number of prior studies whose evaluations are among these. As many last columns say
+            which study a row belongs to.
     """
 
     def __init__(
@@ -149,7 +182,8 @@ class CurveModel:
         self._level = float(linked.mean()) if len(linked) else 0.0
         self._y = linked - self._level
         self._same = (points.trial[:, None] == points.trial[None, :]).astype(float)
-        self._distrust = link.variance(linked)  # of each evaluation; more for those that fit badly
+        # The extra variance of each evaluation; it grows for those that fit badly.
+        self._distrust = link.variance(linked)
         self.parameters: Array = self._prior[:, 0] if fitted is None else fitted.parameters
         if fitted is not None:
             self._distrust[: len(fitted._distrust)] = fitted._distrust
@@ -159,32 +193,52 @@ class CurveModel:
             self._condition()
 
     def given(self, more: Points) -> "CurveModel":
-        """The same process with more evaluations, its parameters kept: quick, for a trial that is running."""
-        return CurveModel(self.points.joined(more), self._link, self._centre, fitted=self, earlier=self._earlier)
+        """Return the same process with more evaluations and the same parameters.
+
+        This is fast enough for a trial that is running.
+        """
+        return CurveModel(
+            self.points.joined(more), self._link, self._centre, fitted=self, earlier=self._earlier
+        )
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the linked loss of one evaluation about its configuration's mean over all seeds."""
+        """The standard deviation of one evaluation about its configuration's mean over all seeds.
+
+        It refers to the linked loss.
+        """
         return math.sqrt(sum(_noise_variances(self.parameters)))
 
     def predict(self, rows: Array, trials: Sequence[int] | None = None) -> tuple[Array, Array]:
-        """Mean and standard deviation of the linked loss of rows, (n, columns). `trials`: that they belong to, whose
-        own offset is then known from their evaluations; None: new ones."""
+        """Return the mean and the standard deviation of the linked loss of rows, (n, columns).
+
+        Args:
+            trials: the trials that the rows belong to, whose own offsets are then known from their
+                evaluations. None: new trials.
+        """
         z, mean, solved = self._across(rows, trials)
         linear = (self._terms(z) ** 2).sum(1)
-        own = math.exp(2 * self.parameters[_AMPLITUDE]) + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
+        own = (
+            math.exp(2 * self.parameters[_AMPLITUDE])
+            + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
+        )
         variance = own + linear + self.noise**2 - (solved**2).sum(0)
         return mean, np.sqrt(np.maximum(variance + self._link.variance(mean), 1e-12))
 
     def surprise(self, hidden: Mask) -> float:
-        """By how many standard deviations the last of these evaluations lies above what is forecast of it where they
-        are hidden."""
+        """Return how many standard deviations the last hidden evaluation lies above its forecast.
+
+        The forecast is made from the evaluations that are not hidden.
+        """
         residual, spread = self._hidden(hidden)
         return residual / spread
 
-    def foretells(self, trials: Collection[int]) -> float:
-        """How well it does the last evaluation of each of these trials from all others, of a single one from its own
-        before: the sum of the logarithms of the densities that it gives them (pseudo-likelihood)."""
+    def log_score(self, trials: Collection[int]) -> float:
+        """Return how well the model predicts each trial's last evaluation from the other trials.
+
+        A single trial's is predicted from its own evaluations before it. The result is the sum of
+        the logarithms of the densities that the model gives the evaluations (pseudo-likelihood).
+        """
         if len(trials) == 1:
             hidden = [mask for trial in trials for mask in self.points.after(trial, _BEGINNINGS)]
         else:
@@ -193,8 +247,11 @@ class CurveModel:
         return -sum((residual / spread) ** 2 / 2 + math.log(spread) for residual, spread in known)
 
     def _hidden(self, hidden: Mask) -> tuple[float, float]:
-        """How far the last of these evaluations lies above what is forecast of it where they are hidden, and the
-        standard deviation of that (Rasmussen & Williams 2006, section 5.4.2, of several at once)."""
+        """Return the distance of the last hidden evaluation above its forecast, and its spread.
+
+        The spread is a standard deviation. The forecast is made from the evaluations that are not
+        hidden (Rasmussen & Williams 2006, section 5.4.2, for several at once).
+        """
         block = np.linalg.inv(self._precision[np.ix_(hidden, hidden)])
         return float((block @ self._solved[hidden])[-1]), math.sqrt(block[-1, -1])
 
@@ -202,25 +259,41 @@ class CurveModel:
     def _precision(self) -> Array:
         return _inverse(self._root)
 
-    def sample(self, rows: Array, count: int, rng: np.random.Generator, *, means: bool = False) -> Array:
-        """Joint draws of the linked loss of new trials, (rows, count); with `means` of means over all seeds."""
+    def sample(
+        self, rows: Array, count: int, rng: np.random.Generator, *, means: bool = False
+    ) -> Array:
+        """Draw the linked loss of new trials jointly, (rows, count).
+
+        With `means`, the means over all seeds are drawn.
+        """
         z, mean, solved = self._across(rows, None)
         covariance = self._kernel(z, z)[0] + self._linear(z, z)
-        noise = (0.0 if means else self.noise**2) + _JITTER * max(1.0, covariance.diagonal().max(initial=0.0))
+        noise = (0.0 if means else self.noise**2) + _JITTER * max(
+            1.0, covariance.diagonal().max(initial=0.0)
+        )
         covariance += noise * np.eye(len(z)) - solved.T @ solved
         if not means:
             covariance += np.diag(self._link.variance(mean))
-        return np.asarray(mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count)))
+        return np.asarray(
+            mean[:, None] + cholesky(covariance, lower=True) @ rng.standard_normal((len(z), count))
+        )
 
     def _coordinates(self, rows: Array, parameters: Array) -> Array:
-        """(points, three coordinates + others + share of the rate)."""
+        """Return rows' coordinates, (points, three coordinates + others + share of the rate)."""
         batch, rate, steps = rows[:, LN_BATCH], rows[:, LN_RATE], rows[:, LN_STEPS]
         training = steps + parameters[_ALPHA] * rate + parameters[_BETA] * batch
         noise = rate + parameters[_GAMMA] * batch
-        return np.column_stack([training, noise, steps + batch, rows[:, CORE:], rows[:, RATE_SHARE]])
+        return np.column_stack(
+            [training, noise, steps + batch, rows[:, CORE:], rows[:, RATE_SHARE]]
+        )
 
-    def _kernel(self, a: Array, b: Array, parameters: Array | None = None) -> tuple[Array, Array, Array]:
-        """Matérn 5/2, its amplitude growing with the share of the rate; and the parts that gradients need."""
+    def _kernel(
+        self, a: Array, b: Array, parameters: Array | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Return the Matérn 5/2 kernel and the parts that gradients need.
+
+        Its amplitude grows with the share of the rate.
+        """
         parameters = self.parameters if parameters is None else parameters
         per_length = math.sqrt(5) * np.exp(-_lengths(parameters))
         r = np.sqrt(cdist(a[:, :-1] * per_length, b[:, :-1] * per_length, "sqeuclidean") + 5e-12)
@@ -232,15 +305,20 @@ class CurveModel:
         return amplitude * shape, shape, amplitude * 5 / 3 * near
 
     def _linear(self, a: Array, b: Array) -> Array:
-        """The mean's covariance."""
+        """Return the covariance of the mean."""
         return np.asarray(self._terms(a) @ self._terms(b).T)
 
     def _terms(self, z: Array) -> Array:
-        """What the mean is a sum of, each as large as its standard deviation, (points, terms): constant, slope, basin,
-        what the full rate adds, and each earlier study's offset."""
+        """Return the terms of the mean, each as large as its standard deviation, (points, terms).
+
+        They are a constant, the slope, the basin, what the full rate adds, and the offset of each
+        prior study.
+        """
         constant = np.full(len(z), _CONSTANT_SD)
         sloped = _SLOPE[1] * z[:, 0], _BASIN[1] * z[:, 1] ** 2, _FULL_RATE[1] * z[:, -1]
-        return np.column_stack([constant, *sloped, _OFFSET_SD * z[:, z.shape[1] - 1 - self._earlier : -1]])
+        return np.column_stack(
+            [constant, *sloped, _OFFSET_SD * z[:, z.shape[1] - 1 - self._earlier : -1]]
+        )
 
     @staticmethod
     def _prior_mean(z: Array) -> Array:
@@ -249,14 +327,20 @@ class CurveModel:
     def _fit(self, effort: int) -> None:
         options = {"maxiter": effort}
         for may_distrust in (True, False):
-            fitted = minimize(self._objective, self.parameters, jac=True, method="L-BFGS-B", options=options)
+            fitted = minimize(
+                self._objective, self.parameters, jac=True, method="L-BFGS-B", options=options
+            )
             self.parameters = fitted.x
             self._condition()
             if not (may_distrust and self._distrust_outliers()):
                 return
 
     def _distrust_outliers(self) -> bool:
-        """By the residual of each evaluation left out of the rest (Rasmussen & Williams 2006, eq. 5.12)."""
+        """Raise the variance of outliers; return whether there are any.
+
+        An evaluation is judged by its residual when it is left out of the rest (Rasmussen &
+        Williams 2006, eq. 5.12).
+        """
         inverse = np.diag(_inverse(self._root))
         residuals = self._solved / inverse
         bad = np.abs(residuals) * np.sqrt(inverse) > _OUTLIER_SDS
@@ -269,30 +353,45 @@ class CurveModel:
 
     def _condition(self) -> None:
         self._z = self._coordinates(self._rows, self.parameters)
-        covariance = self._kernel(self._z, self._z)[0] + self._linear(self._z, self._z) + self._noise(self.parameters)
+        covariance = (
+            self._kernel(self._z, self._z)[0]
+            + self._linear(self._z, self._z)
+            + self._noise(self.parameters)
+        )
         self._root = cholesky(covariance, lower=True) if len(self._y) else np.zeros((0, 0))
         rest = self._y - self._prior_mean(self._z)
         self._solved = cho_solve((self._root, True), rest) if len(rest) else rest
 
     def _across(self, rows: Array, trials: Sequence[int] | None) -> tuple[Array, Array, Array]:
-        """The rows' coordinates, their mean, and the root of what the evaluations take of their covariance."""
+        """Return the rows' coordinates, their mean, and what is explained of their covariance.
+
+        The last is the root of what the evaluations take from the rows' covariance.
+        """
         z = self._coordinates(rows - self._origin, self.parameters)
         across = self._kernel(z, self._z)[0] + self._linear(z, self._z)
         if trials is not None:
             own = np.asarray(trials)[:, None] == self.points.trial[None, :]
             across = across + _noise_variances(self.parameters)[0] * own
-        solved = solve_triangular(self._root, across.T, lower=True) if len(self._y) else np.zeros((0, len(z)))
+        solved = (
+            solve_triangular(self._root, across.T, lower=True)
+            if len(self._y)
+            else np.zeros((0, len(z)))
+        )
         return z, across @ self._solved + self._prior_mean(z) + self._level, solved
 
     def _objective(self, parameters: Array) -> tuple[float, Array]:
-        """Negative log posterior density of the parameters, and its gradient."""
+        """Return the negative log posterior density of the parameters, and its gradient."""
         scaled = (parameters - self._prior[:, 0]) / self._prior[:, 1]
         if np.abs(parameters).max() > _FAR:
             return 1e10, np.zeros_like(parameters)
         z = self._coordinates(self._rows, parameters)
         kernel, shape, steep = self._kernel(z, z, parameters)
         try:
-            root = cholesky(kernel + self._linear(z, z) + self._noise(parameters), lower=True, check_finite=False)
+            root = cholesky(
+                kernel + self._linear(z, z) + self._noise(parameters),
+                lower=True,
+                check_finite=False,
+            )
         except np.linalg.LinAlgError:
             return 1e10, np.zeros_like(parameters)
         rest = self._y - self._prior_mean(z)
@@ -302,7 +401,8 @@ class CurveModel:
         by_kernel = _inverse(root) - np.outer(solved, solved)
         gradient = np.zeros_like(parameters)
         by_distance = by_kernel * steep
-        # The sum over all pairs of points of by_distance × (x - x') × (y - y') is x (pull y), for each column.
+        # The sum over all pairs of points of by_distance × (x - x') × (y - y') is x (pull y), for
+        # each column.
         pull = 2 * (np.diag(by_distance.sum(1)) - by_distance)
         weights, moved = np.exp(-2 * _lengths(parameters)), z[:, :-1]
         lengths = (moved * (pull @ moved)).sum(0) / 2 * weights
@@ -311,7 +411,9 @@ class CurveModel:
         gradient[_AMPLITUDE] = math.exp(2 * parameters[_AMPLITUDE]) * (by_kernel * shape).sum()
         gradient[_SHARE] = (by_kernel * shape * share).sum()
         gradient[_NOISE] = math.exp(2 * parameters[_NOISE]) * np.trace(by_kernel)
-        gradient[_TRIAL_NOISE] = math.exp(2 * parameters[_TRIAL_NOISE]) * (by_kernel * self._same).sum()
+        gradient[_TRIAL_NOISE] = (
+            math.exp(2 * parameters[_TRIAL_NOISE]) * (by_kernel * self._same).sum()
+        )
 
         def by_coordinate(index: int, change: Array) -> float:
             return float(-weights[index] / 2 * (z[:, index] @ pull @ change))
@@ -326,25 +428,32 @@ class CurveModel:
 
 
 def _spread(losses: Sequence[float]) -> float:
-    """Standard deviation, by the middle half of them where that differs: one far off hides no difference of the others;
-    0 where all are equal."""
-    if not len(losses) or min(losses) == max(losses):  # of large ones the standard deviation is rounded, and not 0
+    """Return the standard deviation of losses, estimated from the middle half of them.
+
+    One loss far off then hides no difference of the others. If the ends of that half are equal, all
+    losses count. The result is 0 if all are equal.
+    """
+    # Checked first, since the standard deviation of equal large losses is rounded, and not 0.
+    if not len(losses) or min(losses) == max(losses):
         return 0.0
     low, high = np.quantile(losses, (0.25, 0.75))
     return float((high - low) / _QUARTILES_APART if high > low else np.std(losses))
 
 
 def _noise_variances(parameters: Array) -> tuple[float, float]:
-    """Variances of a trial's own offset and of each evaluation's."""
+    """Return the variances of a trial's own offset and of each evaluation."""
     return math.exp(2 * parameters[_TRIAL_NOISE]), math.exp(2 * parameters[_NOISE]) + _MISFIT**2
 
 
 def _lengths(parameters: Array) -> Array:
-    """Logarithms of the length scales of all coordinates."""
+    """Return the logarithms of the length scales of all coordinates."""
     return np.concatenate([parameters[:3], parameters[_CORE_PARAMETERS:]])
 
 
 def _inverse(root: Array) -> Array:
-    """Of the matrix with this lower root; a third of the time of solving for the identity."""
+    """Return the inverse of the matrix with this lower root.
+
+    It takes a third of the time of solving for the identity.
+    """
     upper, _ = dpotri(root.T)
     return np.asarray(np.triu(upper) + np.triu(upper, 1).T)

@@ -1,4 +1,4 @@
-"""Where a running trial would end if its curve went on as steeply: what it says of itself, with no other trial."""
+"""Extrapolate a running trial's curve along a straight line, without any other trial."""
 
 import itertools
 import math
@@ -12,10 +12,11 @@ STRETCH = 1 / 8  # share of the steps between the points of the line
 
 
 def straight_line_loss(curve: Curve) -> float | None:
-    """The loss where the curve would end on the steeper of its last two stretches; None: too early to say.
+    """Return the loss where the curve would end on the steeper of its last two stretches.
 
-    Loss curves flatten: such a line runs below a convex curve. From half the way on it is drawn over the logarithm of
-    the steps, over which they flatten, too: drawn at half the way, 61 of 485 recorded curves ended below it, and 20
+    The result is None if it is too early to say. Loss curves flatten, so that such a line runs
+    below a convex curve. From half the way on it is drawn over the logarithm of the steps, over
+    which they flatten, too: drawn at half the way, 61 of 485 recorded curves ended below it, and 20
     below the plain line.
     """
     now = curve[-1][0]

@@ -1,1 +1,1 @@
-"""The text, as arrays of token ids, and the micro batches that are cut from it."""
+"""Data sets: read, tokenized or turned into pixels, saved as arrays and cut into micro batches."""

@@ -1,4 +1,4 @@
-"""Prompts with their responses, and chat messages, as tokens of which those of the responses are marked."""
+"""Prompts with responses, and chats, as tokens with a mark on those of the responses."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,24 +11,26 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from carbonopt.core.errors import BadInput
+from carbonopt.train.data import templates
 from carbonopt.train.data.packing import Indices
 from carbonopt.train.data.rows import Row
 from carbonopt.train.failures import refused
 
-_AT_ONCE = 1000  # texts that are tokenized together
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # what encloses the assistant's tokens in some chat templates
+_AT_ONCE = 1000  # number of texts tokenized together
+# The statement that encloses the assistant's tokens in some chat templates.
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-Message = dict[str, Any]  # role and content, both text, and what else the template knows
-Span = tuple[int, int]  # of characters: from the first on, the last not included
+Message = dict[str, Any]  # role and content, both text, and whatever else the template reads
+Span = tuple[int, int]  # first character and the one after the last
 
 
 class Chat(NamedTuple):
     messages: list[Message]
-    where: str  # it stands, for errors
+    where: str  # where the row stands, for errors
 
     @property
     def answers(self) -> bool:
-        """Whether the assistant says anything in it."""
+        """True if the assistant says anything in response to a message."""
         return any(_is_response(self.messages, index) for index in range(len(self.messages)))
 
 
@@ -38,34 +40,68 @@ class Marked(NamedTuple):
 
 
 def prompt_and_response(row: Row, prompt_column: str, response_column: str) -> Chat:
-    """Raises BadInput for what is no text."""
+    """Make a chat of a row's prompt and response.
+
+    Raises:
+        BadInput: if one of them is no text.
+    """
     user, assistant = row.text(prompt_column), row.text(response_column)
-    return Chat([{"role": "user", "content": user}, {"role": "assistant", "content": assistant}], row.where)
+    return Chat(
+        [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}], row.where
+    )
 
 
 def chat_messages(row: Row, column: str) -> Chat:
-    """A missing value is a chat without messages. Raises BadInput for what is no list of messages."""
-    rule = f"column {column!r} must hold lists of messages, each with a role and a content that are text"
+    """Return a row's chat; a missing value is a chat without messages.
+
+    Raises:
+        BadInput: if the value is no list of messages.
+    """
+    rule = (
+        f"column {column!r} must hold lists of messages, each with a role and a content that are"
+        " text"
+    )
     messages = row.values[column] or []
     if not isinstance(messages, list):
-        raise BadInput(f"{rule}, but {row.where} has the {type(messages).__name__} {messages!r:.40}.")
+        raise BadInput(
+            f"{rule}, but {row.where} has the {type(messages).__name__} {messages!r:.40}."
+        )
     for message in messages:
-        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
+        texts = (
+            [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
+        )
         if not texts or not all(isinstance(text, str) for text in texts):
             raise BadInput(f"{rule}, but {row.where} has {message!r:.60}.")
-    # Parquet gives each message the keys of all; a template may take one that is there for one that is meant.
-    return Chat([{key: value for key, value in each.items() if value is not None} for each in messages], row.where)
+    # Parquet gives each message the keys of all messages, and a template may take a key that is
+    # present for one that is meant.
+    return Chat(
+        [{key: value for key, value in each.items() if value is not None} for each in messages],
+        row.where,
+    )
 
 
-def marked(chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, plain: bool) -> Iterator[Marked]:
-    """Each chat's tokens. `plain`: prompt and response are joined as they are, after the beginning-of-text token where
-    the tokenizer puts one before texts, and before its end-of-text token, which is part of the response; else the
-    tokenizer's chat template writes them. A token that begins in the prompt and ends in the response is the response's.
-    Raises BadInput if the tokenizer can't say which characters a token has, or the template refuses a chat or doesn't
-    say what is the assistant's."""
+def marked(
+    chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, plain: bool
+) -> Iterator[Marked]:
+    """Tokenize each chat and mark the tokens of its responses.
+
+    A token that begins in the prompt and ends in the response belongs to the response.
+
+    Args:
+        plain: True to join prompt and response as they are, after the beginning-of-text token if
+            the tokenizer puts one before texts, and before its end-of-text token, which is part of
+            the response. False to write them with the tokenizer's chat template.
+
+    Raises:
+        BadInput: if the tokenizer can't say which characters a token has, or its template refuses a
+            chat or doesn't show which part is the assistant's.
+    """
     if not tokenizer.is_fast:
         kind = type(tokenizer).__name__
-        raise BadInput(f"the tokenizer must be a fast one, which knows the characters of a token, but is a {kind}.")
+        raise BadInput(
+            "the tokenizer must be a fast one, which knows the characters of a token, but is a"
+            f" {kind}."
+        )
     if plain:
         yield from _plain(chats, tokenizer)
     elif _GENERATION.search(_template(tokenizer)):
@@ -81,8 +117,15 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _is_response(messages: Sequence[Message], index: int) -> bool:
-    """What the assistant says first, or says in no words, answers nothing."""
-    return index > 0 and messages[index]["role"] == "assistant" and bool(messages[index]["content"].strip())
+    """Return whether a message is a response.
+
+    A message of the assistant is none if it is the first one or has no words.
+    """
+    return (
+        index > 0
+        and messages[index]["role"] == "assistant"
+        and bool(messages[index]["content"].strip())
+    )
 
 
 def _plain(chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase) -> Iterator[Marked]:
@@ -90,46 +133,74 @@ def _plain(chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase) -> Iterato
     first = [begin] if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else []
     last = [] if end is None else [end]
     texts = ([message["content"] for message in chat.messages] for chat in chats)
-    spanned = [(prompt + response, [(len(prompt), len(prompt + response))]) for prompt, response in texts]
+    spanned = [
+        (prompt + response, [(len(prompt), len(prompt + response))]) for prompt, response in texts
+    ]
     for tokens, in_response in _by_spans(spanned, tokenizer):
         ids = np.concatenate([np.array(first, np.int64), tokens, np.array(last, np.int64)])
-        yield Marked(ids, np.concatenate([np.zeros(len(first), bool), in_response, np.ones(len(last), bool)]))
+        yield Marked(
+            ids, np.concatenate([np.zeros(len(first), bool), in_response, np.ones(len(last), bool)])
+        )
 
 
-def _by_spans(spanned: Sequence[tuple[str, list[Span]]], tokenizer: PreTrainedTokenizerBase) -> Iterator[Marked]:
-    """A token is in the span that it ends in: some tokenizers count no white space at a token's beginning or end."""
+def _by_spans(
+    spanned: Sequence[tuple[str, list[Span]]], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Marked]:
+    """Mark the tokens that end within a text's spans.
+
+    The end counts since some tokenizers leave white space at a token's beginning or end out of its
+    characters.
+    """
     options = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
     for start in range(0, len(spanned), _AT_ONCE):
         texts, spans = zip(*spanned[start : start + _AT_ONCE], strict=True)
         encoded = tokenizer(list(texts), **options)
-        for ids, offsets, of_text in zip(encoded["input_ids"], encoded["offset_mapping"], spans, strict=True):
+        for ids, offsets, of_text in zip(
+            encoded["input_ids"], encoded["offset_mapping"], spans, strict=True
+        ):
             ends = np.array([end for _, end in offsets], np.int64)
             inside = [(first < ends) & (ends <= last) for first, last in of_text]
-            yield Marked(np.array(ids, np.int64), np.logical_or.reduce([np.zeros(len(ids), bool), *inside]))
+            yield Marked(
+                np.array(ids, np.int64), np.logical_or.reduce([np.zeros(len(ids), bool), *inside])
+            )
 
 
 @contextmanager
 def _rendering(chat: Chat) -> Iterator[None]:
-    with refused(f"the tokenizer's chat template refuses {chat.where}: {{}}.", jinja2.TemplateError, TypeError):
+    with refused(
+        f"the tokenizer's chat template refuses {chat.where}: {{}}.",
+        jinja2.TemplateError,
+        TypeError,
+    ):
         yield
 
 
 def _by_generation(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> Marked:
     with _rendering(chat):
-        encoded: Any = tokenizer.apply_chat_template(chat.messages, return_dict=True, return_assistant_tokens_mask=True)
+        options = {"return_dict": True, "return_assistant_tokens_mask": True}
+        encoded: Any = templates.apply(tokenizer, chat.messages, **options)
     in_response = np.array(encoded["assistant_masks"], bool)
     if not in_response.any():
-        raise BadInput(f"the tokenizer's chat template marks no token of {chat.where} as the assistant's.")
+        raise BadInput(
+            f"the tokenizer's chat template marks no token of {chat.where} as the assistant's."
+        )
     return Marked(np.array(encoded["input_ids"], np.int64), in_response)
 
 
 def _by_prefixes(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[Span]]:
-    """A response is what the template writes for it after what it has written to prompt for it."""
+    """Write a chat with the template, and return the text with the spans of its responses.
+
+    A response is what the template writes for it after the text that prompts for it.
+    """
     messages, spans = chat.messages, []
 
     def text_of(count: int, prompts: bool = False) -> str:
         with _rendering(chat):
-            return str(tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompts))
+            return str(
+                templates.apply(
+                    tokenizer, messages[:count], tokenize=False, add_generation_prompt=prompts
+                )
+            )
 
     whole = text_of(len(messages))
     for index in range(len(messages)):
@@ -137,19 +208,31 @@ def _by_prefixes(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> tuple[str, l
             continue
         before, after = text_of(index, prompts=True), text_of(index + 1)
         if not (after.startswith(before) and whole.startswith(after)):
-            rule = "the tokenizer's chat template must write a chat's beginning as it writes the whole chat"
-            instead = "give a tokenizer whose template has {% generation %} around what the assistant says"
-            raise BadInput(f"{rule}, but writes message {index + 1} of {chat.where} in another way; {instead}.")
+            rule = (
+                "the tokenizer's chat template must write a chat's beginning as it writes the whole"
+                " chat"
+            )
+            instead = (
+                "give a tokenizer whose template has {% generation %} around what the assistant"
+                " says"
+            )
+            raise BadInput(
+                f"{rule}, but writes message {index + 1} of {chat.where} in another way; {instead}."
+            )
         spans.append((len(before), _end(after, tokenizer)))
     return whole, spans
 
 
 def _end(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Of a turn; the line break that many templates write after its last special token belongs to the next one."""
+    """Return where a turn ends in a text.
+
+    The line break that many templates write after the turn's last special token belongs to the next
+    turn.
+    """
     stripped = text.rstrip()
     return len(stripped if stripped.endswith(tuple(tokenizer.get_added_vocab())) else text)
 
 
 def texts_of(chats: Sequence[Chat]) -> list[str]:
-    """All that is said, to train a tokenizer on."""
+    """Return all that is said in the chats, to train a tokenizer on."""
     return [text for chat in chats for message in chat.messages if (text := message["content"])]

@@ -1,9 +1,9 @@
-"""Images as pixels: read, brought to the model's size by an image processor, scaled batch by batch."""
+"""Images as pixels: read, resized by an image processor, and scaled batch by batch."""
 
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,56 +11,101 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import AutoImageProcessor, PreTrainedConfig, ViTImageProcessorPil
 
-from carbonopt.core.config import Model, ModelWorkload
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import PreparedFolder
-from carbonopt.train import model as models
+from carbonopt.core.format import count_text
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.workload_settings import Model, ModelWorkload
 from carbonopt.train.data.examples import Examples
 from carbonopt.train.data.labels import Contents, Labelled, Labels
 from carbonopt.train.data.packing import Indices
 from carbonopt.train.data.rows import Row
 from carbonopt.train.failures import as_bad_input, refused
+from carbonopt.train.models import model as models
 
 if TYPE_CHECKING:
-    from carbonopt.train.tasks.trainer_task import ModelKind
+    from carbonopt.train.models.model_kind import ModelKind
 
 Pixels = npt.NDArray[np.uint8]
 
-_MODES = {1: "L", 3: "RGB"}  # Pillow's, by a model's number of channels
-_DEEP_MODES = ("I", "F")  # more than 8 bits a channel
+_MODES = {1: "L", 3: "RGB"}  # Pillow's modes, by a model's number of channels
+_DEEP_MODES = ("I", "F")  # Pillow's modes of more than 8 bits a channel
+# Names of files that hold an image processor.
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
+class ReadImage(NamedTuple):
+    """An image as a viewer shows it: upright, and on white where it is transparent."""
+
+    image: Image.Image
+    was_transparent: bool  # True if any pixel was
+
+
 class ImageExamples(Examples):
-    """Of pixels [images, channels, height, width], which the model reads times `scale` plus `shift`, both float32
-    [channels, 1, 1]."""
+    """Labelled images, kept as pixels [images, channels, height, width].
+
+    The model reads pixels × `scale` + `shift`, both float32 [channels, 1, 1].
+    """
 
     def __init__(
-        self, pixels: Pixels, labels: Labels, scale: npt.NDArray[np.float32], shift: npt.NDArray[np.float32]
+        self,
+        pixels: Pixels,
+        labels: Labels,
+        scale: npt.NDArray[np.float32],
+        shift: npt.NDArray[np.float32],
     ) -> None:
         super().__init__(np.ones(len(labels), np.int64))
         self._pixels, self._labels, self._scale, self._shift = pixels, labels, scale, shift
 
     def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
-        """`pixel_values` float32 [batch, channels, height, width]; `labels` int64 and `weights` float32 [batch]."""
+        """Return a batch of the model's inputs with their labels and weights.
+
+        `pixel_values` are float32 [batch, channels, height, width], `labels` int64 [batch] and
+        `weights` float32 [batch].
+        """
         shown = self._pixels[indices].astype(np.float32) * self._scale + self._shift
         labels = torch.from_numpy(self._labels[indices])
-        return {"pixel_values": torch.from_numpy(shown), "labels": labels, "weights": self.weights_of(indices)}
+        return {
+            "pixel_values": torch.from_numpy(shown),
+            "labels": labels,
+            "weights": self.weights_of(indices),
+        }
 
 
 def read_images(
-    kind: "ModelKind", workload: ModelWorkload, labelled: Labelled, column: str, folder: PreparedFolder
+    kind: "ModelKind",
+    workload: ModelWorkload,
+    labelled: Labelled,
+    column: str,
+    folder: PreparedFolder,
 ) -> Contents:
-    """Pixels of each image as the model wants them; its image processor goes into the folder. Raises BadInput for what
-    is no image, and for a model or a processor that can't be had."""
+    """Return each image's pixels as the model reads them, and save its image processor.
+
+    The image processor goes into `folder`.
+
+    Raises:
+        BadInput: if a value is no image, or the model or its image processor can't be loaded.
+    """
     with as_bad_input("model"):
         config = models.model_config(kind, workload, None, **labelled.head)
         reader = ImageReader(workload.model, config, column)
     with as_bad_input("dataset"):
-        train, evaluation = reader.pixels(labelled.train.rows), reader.pixels(labelled.evaluation.rows)
+        train, evaluation = (
+            reader.pixels(labelled.train.rows),
+            reader.pixels(labelled.evaluation.rows),
+        )
         if train.shape[1:] != evaluation.shape[1:]:
-            sizes = f"{train.shape[3]} x {train.shape[2]} and {evaluation.shape[3]} x {evaluation.shape[2]}"
-            raise BadInput(f"images for training and for evaluation must be of one size, but are of {sizes}.")
+            sizes = (
+                f"{train.shape[3]} x {train.shape[2]} and {evaluation.shape[3]} x"
+                f" {evaluation.shape[2]}"
+            )
+            raise BadInput(
+                f"images for training and for evaluation must be of one size, but are of {sizes}."
+            )
+        if len(train) > 1 and all(np.array_equal(image, train[0]) for image in train):
+            raise BadInput(
+                f"training images must differ, but all {len(train)} are the same as the model sees"
+                " them."
+            )
         reader.learn_scale(train)
         scale, shift = reader.scale_and_shift(labelled.train.rows[0])
     reader.processor.save_pretrained(folder.image_processor)
@@ -69,42 +114,80 @@ def read_images(
         config,
         {"pixels": train, "labels": labelled.train.labels, **shared},
         {"pixels": evaluation, "labels": labelled.evaluation.labels, **shared},
+        _notes(reader),
+    )
+
+
+def _notes(reader: "ImageReader") -> tuple[str, ...]:
+    if not reader.transparent_images:
+        return ()
+    images = count_text(reader.transparent_images, "image")
+    return (
+        (
+            f"{images} of the training and evaluation data had transparent parts, and were drawn on"
+            " white."
+        ),
     )
 
 
 class ImageReader:
-    """Makes pixels of rows as the model wants them: by its own image processor, or, where it has none, resized to its
-    configuration's `image_size`. Raises BadInput if its number of channels is neither 1 nor 3, or its
-    processor can't be loaded."""
+    """A converter from rows to pixels of the size that the model reads.
+
+    It uses the model's own image processor. Without one, it resizes images to the `image_size` of
+    the model's configuration.
+
+    Raises:
+        BadInput: if the model's number of channels is neither 1 nor 3, or its image processor can't
+            be loaded.
+    """
 
     def __init__(self, model: Model, config: PreTrainedConfig, column: str) -> None:
         vision = getattr(config, "vision_config", config)
         channels = getattr(vision, "num_channels", 3)
         if channels not in _MODES:
-            raise BadInput(f"the model's num_channels must be 1 (grey) or 3 (colours), but is {channels}.")
+            raise BadInput(
+                f"the model's num_channels must be 1 (grey) or 3 (colours), but is {channels}."
+            )
         self._mode, self._column = _MODES[channels], column
+        self.transparent_images = 0  # number of images read so far that had transparent parts
         self._is_own = _has_processor(model)
-        self.processor = _own_processor(model) if self._is_own else _resizing(getattr(vision, "image_size", None))
+        self.processor = (
+            _own_processor(model)
+            if self._is_own
+            else _resizing(getattr(vision, "image_size", None))
+        )
 
     def pixels(self, rows: Sequence[Row]) -> Pixels:
-        """[rows, channels, height, width]. Raises BadInput for what is no image, or of another size in the end."""
+        """Return the rows' pixels, [rows, channels, height, width].
+
+        Raises:
+            BadInput: if a value is no image, or the processed images differ in size.
+        """
         read: Pixels | None = None
         for index, row in enumerate(rows):
-            one = self._processed(_image(row, self._column, self._mode), do_rescale=False, do_normalize=False)
+            shown = _image(row, self._column, self._mode)
+            self.transparent_images += shown.was_transparent
+            one = self._processed(shown.image, do_rescale=False, do_normalize=False)
             if read is None:
                 read = np.empty((len(rows), *one.shape), np.uint8)
             if one.shape != read.shape[1:]:
                 height, width = read.shape[2:]
                 must = (
-                    f"images must be of one size for a model without image_size, such as the first's {width} x {height}"
+                    "images must be of one size for a model without image_size, such as the"
+                    f" first's {width} x {height}"
                 )
-                raise BadInput(f"{must}, but {row.where} has one of {one.shape[2]} x {one.shape[1]}.")
+                raise BadInput(
+                    f"{must}, but {row.where} has one of {one.shape[2]} x {one.shape[1]}."
+                )
             read[index] = one
         assert read is not None
         return read
 
     def learn_scale(self, train: Pixels) -> None:
-        """A processor of our own shifts and scales by the mean and the standard deviation of the training pixels."""
+        """Set the image processor's mean and standard deviation to those of the training pixels.
+
+        A model's own image processor keeps its values.
+        """
         if not self._is_own:
             shares = train.reshape(len(train), train.shape[1], -1).astype(np.float64) / 255
             deviations = shares.std(axis=(0, 2))
@@ -112,38 +195,63 @@ class ImageReader:
             self.processor.image_std = np.where(deviations > 0, deviations, 1.0).tolist()
 
     def scale_and_shift(self, row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """By which pixels become what the processor makes of an image, each float32 [channels, 1, 1]. Raises BadInput
-        where it does something else than that, tried with this row."""
-        processor, image = self.processor, _image(row, self._column, self._mode)
+        """Return scale and shift that turn pixels into the output of the image processor.
+
+        Both are float32 [channels, 1, 1].
+
+        Raises:
+            BadInput: if the processor does more than that with this row's image.
+        """
+        processor, image = self.processor, _image(row, self._column, self._mode).image
         pixels = self._processed(image, do_rescale=False, do_normalize=False)
         factor = processor.rescale_factor if processor.do_rescale else 1.0
-        mean, deviation = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-        mean, deviation = (np.broadcast_to(np.asarray(of, np.float64), len(pixels)) for of in (mean, deviation))
-        scale, shift = ((of[:, None, None]).astype(np.float32) for of in (factor / deviation, -mean / deviation))
+        mean, deviation = (
+            (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+        )
+        mean, deviation = (
+            np.broadcast_to(np.asarray(of, np.float64), len(pixels)) for of in (mean, deviation)
+        )
+        scale, shift = (
+            (of[:, None, None]).astype(np.float32) for of in (factor / deviation, -mean / deviation)
+        )
         if not np.allclose(pixels * scale + shift, self._processed(image), atol=1e-4):
             can = "resize, crop, rescale and normalise"
-            raise BadInput(f"the model's image processor must {can} only, but {type(processor).__name__} does more.")
+            raise BadInput(
+                f"the model's image processor must {can} only, but {type(processor).__name__} does"
+                " more."
+            )
         return scale, shift
 
     def _processed(self, image: Image.Image, **steps: bool) -> npt.NDArray[Any]:
-        """[channels, height, width]"""
-        made: npt.NDArray[Any] = np.asarray(self.processor(images=[image], **steps)["pixel_values"][0])
+        """Return the processor's output for one image, [channels, height, width]."""
+        made: npt.NDArray[Any] = np.asarray(
+            self.processor(images=[image], **steps)["pixel_values"][0]
+        )
         return made
 
 
 def expected_shape(model: Model, config: PreTrainedConfig) -> tuple[int, ...]:
-    """Channels, height and width of the images that the model gets. Raises BadInput where the data alone say that."""
+    """Return channels, height and width of the images that the model gets.
+
+    Raises:
+        BadInput: if only the data decide that.
+    """
     shapes = set()
-    for size in (64, 96):  # any two
+    for size in (64, 96):  # any two sizes
         row = Row({"image": np.zeros((size, size, 3), np.uint8)}, "an empty image")
         shapes.add(ImageReader(model, config, "image").pixels([row]).shape[1:])
     if len(shapes) > 1:
-        raise BadInput("the size of the images is not known before they are read: the model takes any")
+        raise BadInput(
+            "the size of the images is not known before they are read: the model takes any"
+        )
     return shapes.pop()
 
 
 def _has_processor(model: Model) -> bool:
-    """A folder with none holds a model that has never needed one; on a hub there is one."""
+    """Return whether the model has an image processor of its own.
+
+    A folder without one holds a model that has never needed one; a model on a hub has one.
+    """
     if model.name_or_path is None:
         return False
     folder = Path(model.name_or_path)
@@ -151,7 +259,7 @@ def _has_processor(model: Model) -> bool:
 
 
 def _own_processor(model: Model) -> Any:
-    # Pillow's, so that pixels don't depend on whether torchvision is installed.
+    # The backend is Pillow's, so that pixels don't depend on whether torchvision is installed.
     options: dict[str, Any] = {"backend": "pil", "revision": model.revision}
     with models.unloadable("image processor", str(model.name_or_path)):
         return AutoImageProcessor.from_pretrained(
@@ -166,8 +274,12 @@ def _resizing(image_size: Any) -> Any:
     return ViTImageProcessorPil(size={"height": height, "width": width})
 
 
-def _image(row: Row, column: str, mode: str) -> Image.Image:
-    """Upright, in that mode."""
+def _image(row: Row, column: str, mode: str) -> ReadImage:
+    """Read a row's image into a Pillow mode.
+
+    Raises:
+        BadInput: if the value is no image.
+    """
     value = row.values[column]
     path = value.get("path") if isinstance(value, dict) else None
     where = row.where if path is None else f"{row.where} ({path})"
@@ -177,18 +289,44 @@ def _image(row: Row, column: str, mode: str) -> Image.Image:
         has = "none" if value is None else f"the {type(value).__name__} {value!r:.40}"
         raise BadInput(f"column {column!r} must hold an image in every row, but {where} has {has}.")
     unreadable = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-    with refused(f"{must} can't be read: {{}}.", *unreadable), refused(f"{must} is none.", UnidentifiedImageError):
+    with (
+        refused(f"{must} can't be read: {{}}.", *unreadable),
+        refused(f"{must} is none.", UnidentifiedImageError),
+    ):
         image = ImageOps.exif_transpose(open_image())
         if image.mode.split(";")[0] in _DEEP_MODES:
-            raise BadInput(f"images must have 8 bits a channel, but that of {where} is of mode {image.mode}.")
-        return image.convert(mode)
+            raise BadInput(
+                f"images must have 8 bits a channel, but that of {where} is of mode {image.mode}."
+            )
+        return _on_white(image, mode)
+
+
+def _on_white(image: Image.Image, mode: str) -> ReadImage:
+    """Draw an image on white where it is transparent.
+
+    Pillow's conversion drops the transparency instead and shows the colour behind it: an icon,
+    black ink on nothing, would become black all over.
+    """
+    if not image.has_transparency_data:
+        return ReadImage(image.convert(mode), was_transparent=False)
+    layer = image.convert("RGBA")
+    if layer.getchannel("A").getextrema() == (255, 255):
+        return ReadImage(image.convert(mode), was_transparent=False)
+    ground = Image.new("RGBA", layer.size, "white")
+    ground.alpha_composite(layer)
+    return ReadImage(ground.convert(mode), was_transparent=True)
 
 
 def _opener(value: Any) -> Callable[[], Image.Image] | None:
-    """For an array, bytes of a file, or {"bytes": .., "path": ..}; None: it is no image."""
+    """Return a function that opens an image; None if the value is no image.
+
+    The value may be an array, a file's bytes, or {"bytes": .., "path": ..}.
+    """
     if isinstance(value, np.ndarray):
         return lambda: Image.fromarray(value)
-    content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+    content, path = (
+        (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+    )
     if isinstance(content, bytes):
         return lambda: Image.open(io.BytesIO(content))
     return (lambda: Image.open(path)) if isinstance(path, str) else None

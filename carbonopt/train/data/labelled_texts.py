@@ -1,51 +1,70 @@
-"""Texts with a class, as rows of tokens."""
+"""Texts with a class label, as rows of tokens."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from carbonopt.core.config import ModelWorkload
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import PreparedFolder
 from carbonopt.core.format import count_text
-from carbonopt.train import model as models
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.workload_settings import ModelWorkload
 from carbonopt.train.data.examples import Examples, Rows
 from carbonopt.train.data.labels import Contents, Labelled, Labels
 from carbonopt.train.data.packing import Indices, Tokens
 from carbonopt.train.data.rows import Row
-from carbonopt.train.data.tokens import make_encoder, token_rows, with_padding
+from carbonopt.train.data.tokens import make_encoder, save_tokenizer, token_rows, with_padding
 from carbonopt.train.failures import as_bad_input
+from carbonopt.train.models import model as models
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from carbonopt.train.tasks.trainer_task import ModelKind
+    from carbonopt.train.models.model_kind import ModelKind
 
-# Their result for a text depends on how much padding stands behind it: XLNet's head reads the last place, FNet has no
-# attention mask.
+# Models whose result for a text depends on how much padding follows it: XLNet's head reads the last
+# position, and FNet has no attention mask.
 _READING_PADDING = ("fnet", "xlnet")
 
 
 class TextExamples(Examples):
-    """Of texts' tokens, as `Rows` has them."""
+    """Labelled texts, whose tokens are stored as in `Rows`."""
 
     def __init__(self, tokens: Tokens, starts: Indices, labels: Labels, padding: Indices) -> None:
         self._rows, self._labels, self._padding = Rows(tokens, starts), labels, int(padding[0])
         super().__init__(np.ones(len(labels), np.int64), self._rows.lengths)
 
     def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
-        """`input_ids` and `attention_mask` int64 [batch, longest]; `labels` int64 and `weights` float32 [batch]."""
-        tokens, mask = self._rows.padded(indices, self._padding, longest=int(self._rows.lengths.max()))
+        """Return a batch of the model's inputs with their labels and weights.
+
+        `input_ids` and `attention_mask` are int64 [batch, longest], `labels` int64 [batch] and
+        `weights` float32 [batch].
+        """
+        tokens, mask = self._rows.padded(
+            indices, self._padding, longest=int(self._rows.lengths.max())
+        )
         labels = torch.from_numpy(self._labels[indices])
-        return {"input_ids": tokens, "attention_mask": mask, "labels": labels, "weights": self.weights_of(indices)}
+        return {
+            "input_ids": tokens,
+            "attention_mask": mask,
+            "labels": labels,
+            "weights": self.weights_of(indices),
+        }
 
 
 def read_texts(
-    kind: "ModelKind", workload: ModelWorkload, labelled: Labelled, column: str, folder: PreparedFolder
+    kind: "ModelKind",
+    workload: ModelWorkload,
+    labelled: Labelled,
+    column: str,
+    folder: PreparedFolder,
 ) -> Contents:
-    """Tokens of each text, the first `sequence_length` of them; the tokenizer goes into the folder. Raises BadInput for
-    a text that is empty, and for a model or a tokenizer that can't be had or don't go with each other."""
+    """Return the first `sequence_length` tokens of each text, and save the tokenizer in `folder`.
+
+    Raises:
+        BadInput: if a text is empty, the model or the tokenizer can't be loaded, or they don't go
+            with each other.
+    """
     longest = workload.sequence_length
     assert longest is not None
     parts = {"training": labelled.train.rows, "evaluation": labelled.evaluation.rows}
@@ -53,61 +72,91 @@ def read_texts(
     arrays, notes = {}, []
     with as_bad_input("tokenizer"):
         tokenizer = with_padding(make_encoder(workload, *texts.values()).tokenizer)
-        for part, labels in zip(texts, (labelled.train.labels, labelled.evaluation.labels), strict=True):
+        for part, labels in zip(
+            texts, (labelled.train.labels, labelled.evaluation.labels), strict=True
+        ):
             rows, truncated = token_rows(tokenizer, texts[part], longest)
             for row, tokens in zip(parts[part], rows, strict=True):
                 if not tokens:
                     raise BadInput(
-                        f"every text must have a token, but the tokenizer finds none in that of {row.where}."
+                        "every text must have a token, but the tokenizer finds none in that of"
+                        f" {row.where}."
                     )
             if truncated:
                 share = f"{truncated:,} of {count_text(len(rows), 'text')}"
                 notes.append(
-                    f"Of the {part} data {share} had more than {longest} tokens, of which the first were kept."
+                    f"Of the {part} data {share} had more than {longest} tokens, of which the first"
+                    " were kept."
                 )
             arrays[part] = {
-                **Rows.of(rows, len(tokenizer))._asdict(),
+                **Rows.of(rows)._asdict(),
                 "labels": labels,
                 "padding": np.array([tokenizer.pad_token_id]),
             }
     with as_bad_input("model"):
         config = models.model_config(kind, workload, tokenizer, **labelled.head)
-        config.get_text_config().pad_token_id = tokenizer.pad_token_id  # by which decoders find a text's last token
+        # Decoders use the padding token to find a text's last token.
+        config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if config.model_type in _READING_PADDING:
         raise BadInput(
-            f"{config.model_type} can't classify texts of different lengths in one batch; use another model."
+            f"{config.model_type} can't classify texts of different lengths in one batch; use"
+            " another model."
         )
     if config.is_encoder_decoder:
         _check_ends(arrays, config)
-    tokenizer.save_pretrained(folder.tokenizer)
+    save_tokenizer(tokenizer, workload, folder)
     train = arrays["training"]
-    return Contents(config, train, arrays["evaluation"], tuple(notes), len(train["tokens"]), len(tokenizer))
+    return Contents(
+        config, train, arrays["evaluation"], tuple(notes), len(train["tokens"]), len(tokenizer)
+    )
 
 
 def texts_of(labelled: Labelled, column: str) -> tuple[list[str], list[str]]:
-    """For training and for evaluation. Raises BadInput for one that is empty."""
-    train, evaluation = ([_text(row, column) for row in part.rows] for part in (labelled.train, labelled.evaluation))
+    """Return the texts for training and those for evaluation.
+
+    Raises:
+        BadInput: if a text is empty.
+    """
+    train, evaluation = (
+        [_text(row, column) for row in part.rows] for part in (labelled.train, labelled.evaluation)
+    )
     return train, evaluation
 
 
 def _text(row: Row, column: str) -> str:
     if not (text := row.text(column)).strip():
-        raise BadInput(f"column {column!r} must hold a text in every row, but that of {row.where} is empty.")
+        raise BadInput(
+            f"column {column!r} must hold a text in every row, but that of {row.where} is empty."
+        )
     return text
 
 
 def _check_ends(arrays: dict[str, dict[str, np.ndarray]], config: "PreTrainedConfig") -> None:
-    """Raises BadInput unless every text has one end token, whose place such a head reads."""
+    """Check that every text has one end token, since an encoder-decoder's head reads its place.
+
+    Raises:
+        BadInput: if a text has none or several.
+    """
     for part in arrays.values():
-        ends = np.add.reduceat(part["tokens"] == config.eos_token_id, part["starts"][:-1], dtype=np.int64)
+        ends = np.add.reduceat(
+            part["tokens"] == config.eos_token_id, part["starts"][:-1], dtype=np.int64
+        )
         if (ends != 1).any():
             must = f"{config.model_type} needs one end-of-text token in every text"
-            raise BadInput(f"{must}, but its tokenizer makes {int(ends[ends != 1][0])}; use the model's own tokenizer.")
+            raise BadInput(
+                f"{must}, but its tokenizer makes {int(ends[ends != 1][0])}; use the model's own"
+                " tokenizer."
+            )
 
 
 def check_positions(model: "PreTrainedModel", longest: int) -> None:
-    """Raises BadInput if the model numbers its positions from its padding token on, as RoBERTa does, and the longest
-    text has more tokens than are left."""
+    """Check that the model has a position for each token of the longest text.
+
+    Only models that number positions from their padding token on, as RoBERTa does, are checked.
+
+    Raises:
+        BadInput: if the text has more tokens than there are positions left.
+    """
     for name, module in model.named_modules():
         if (
             name.endswith("position_embeddings")
@@ -116,5 +165,8 @@ def check_positions(model: "PreTrainedModel", longest: int) -> None:
         ):
             positions = module.num_embeddings - module.padding_idx - 1
             if longest > positions:
-                rule = "workload.sequence_length must be at most the positions that the model has for tokens"
+                rule = (
+                    "workload.sequence_length must be at most the positions that the model has for"
+                    " tokens"
+                )
                 raise BadInput(f"{rule}, but got {longest} and {positions}.")

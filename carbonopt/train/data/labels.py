@@ -1,4 +1,4 @@
-"""Rows with a class: which classes there are, and which rows are for training and which for evaluation."""
+"""Rows with a class label: their classes, and their split into training and evaluation."""
 
 import re
 from collections.abc import Sequence
@@ -8,25 +8,27 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from carbonopt.core.config import Dataset, Name
 from carbonopt.core.errors import BadInput
+from carbonopt.spec.base_settings import Name
+from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.rows import Row, SourceRows, source_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-Labels = npt.NDArray[np.int64]  # [rows], places among the classes
+Labels = npt.NDArray[np.int64]  # [rows], the index of each row's class
 
-_NAMED = 8  # labels that an error names
-_DIGITS_WHITE = 16  # of scikit-learn's digits, whose pixels are from 0
+_NAMED = 8  # the most labels that an error names
+_UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls a class that nobody has named
+_DIGITS_WHITE = 16  # the white of scikit-learn's digits, whose black is 0
 
 
 class LabelledDataset(Dataset, extra="forbid"):
-    """Texts or images, and the class of each."""
+    """A data set of texts or images, each with its class."""
 
     builtin: Literal["digits"] | None = None  # scikit-learn's 1,797 images of 8 × 8 pixels
-    text_column: Name | None = None  # none: `text`, where it isn't of images
-    image_column: Name | None = None  # none: it is of texts
+    text_column: Name | None = None  # None: `text`, unless the data set has images
+    image_column: Name | None = None  # None: the data set has texts
     label_column: Name = "label"
 
     @property
@@ -37,19 +39,27 @@ class LabelledDataset(Dataset, extra="forbid"):
     def content_column(self) -> str:
         return self.image_column or self.text_column or ("image" if self.has_images else "text")
 
-    def faults(self) -> dict[str, bool]:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.content_column, self.label_column)
+
+    def violations(self) -> dict[str, bool]:
         both = self.text_column is not None and self.image_column is not None
         named = self.text_column is not None or self.image_column is not None
         files = [*(self.train_files or ()), *(self.eval_files or ())]
         no_images = next((file for file in files if not file.lower().endswith(".parquet")), None)
         return {
-            **super().faults(),
+            **super().violations(),
             "must have text_column or image_column, but has both": both,
-            f"builtin: {self.builtin} has no columns to be named": named and self.builtin is not None,
-            f"{'image' if self.has_images else 'text'}_column and label_column must differ, but both are "
-            f"{self.label_column!r}": self.content_column == self.label_column,
-            "image_column goes with a folder, a hub data set or Parquet files, which hold the images themselves, but "
-            f"got {no_images}": self.image_column is not None and no_images is not None,
+            f"builtin: {self.builtin} has no columns to be named": (
+                named and self.builtin is not None
+            ),
+            f"{'image' if self.has_images else 'text'}_column and label_column must differ, but"
+            f" both are {self.label_column!r}": self.content_column == self.label_column,
+            "image_column goes with a folder, a hub data set or Parquet files, which hold the"
+            f" images themselves, but got {no_images}": (
+                self.image_column is not None and no_images is not None
+            ),
         }
 
 
@@ -62,21 +72,30 @@ class LabelledRows:
 class Labelled(NamedTuple):
     train: LabelledRows
     evaluation: LabelledRows
-    classes: tuple[str, ...]  # of the training data, in order
+    # The training data's classes in order; after `in_model_order`, those of the model's head.
+    classes: tuple[str, ...]
 
     @property
     def head(self) -> dict[str, Any]:
-        """What a model's configuration says of the classes."""
+        """The classes, as fields of a model's configuration."""
         of_place = dict(enumerate(self.classes))
         places = {name: place for place, name in of_place.items()}
-        return {"num_labels": len(of_place), "id2label": of_place, "label2id": places}
+        # A checkpoint for several labels at once, or for a number, would otherwise pass its problem
+        # type on to the saved model, and whoever loads that would get a sigmoid for each class.
+        one_of_them = {"problem_type": "single_label_classification"}
+        return {
+            "num_labels": len(of_place),
+            "id2label": of_place,
+            "label2id": places,
+            **one_of_them,
+        }
 
 
 class Contents(NamedTuple):
-    """What a model reads, made of labelled rows, and the configuration of the model that reads it."""
+    """The inputs made of labelled rows for a model, with the model's configuration."""
 
     config: "PreTrainedConfig"
-    train: dict[str, npt.NDArray[Any]]  # arrays to be saved, labels among them
+    train: dict[str, npt.NDArray[Any]]  # arrays to be saved, the labels among them
     evaluation: dict[str, npt.NDArray[Any]]
     notes: tuple[str, ...] = ()
     train_tokens: int | None = None
@@ -84,11 +103,16 @@ class Contents(NamedTuple):
 
 
 def read_labelled(dataset: LabelledDataset) -> Labelled:
-    """Reads the whole data set. Where no rows for evaluation are given, they are the last `eval_fraction` of each
-    class's, since many files have one class after the other. Raises BadInput if a source can't be read, has no such
-    split or column, a row has no label, there is one class only, or the evaluation has one that training lacks."""
-    column = dataset.content_column
-    columns = (column, dataset.label_column)
+    """Read the whole data set.
+
+    Without rows for evaluation, the last `eval_fraction` of each class is set aside for it, since
+    many files have one class after the other.
+
+    Raises:
+        BadInput: if a source can't be read, has no such split or column, a row has no label, there
+            is only one class, or the evaluation has a class that training lacks.
+    """
+    columns = dataset.columns
     source = _digits(*columns) if dataset.builtin == "digits" else source_rows(dataset, columns)
     names = source.names.get(dataset.label_column)
     words = [_label(row, dataset.label_column, names) for row in source.train]
@@ -96,7 +120,10 @@ def read_labelled(dataset: LabelledDataset) -> Labelled:
     classes = _sorted(set(words), names)
     if len(classes) < 2:
         only = f"has {classes[0]!r} alone" if classes else "has no rows"
-        raise BadInput(f"column {dataset.label_column!r} must have two classes at least, but the training data {only}.")
+        raise BadInput(
+            f"column {dataset.label_column!r} must have two classes at least, but the training data"
+            f" {only}."
+        )
     places = {word: place for place, word in enumerate(classes)}
     labels = np.array([places[word] for word in words], np.int64)
     if source.evaluation is None:
@@ -107,40 +134,115 @@ def read_labelled(dataset: LabelledDataset) -> Labelled:
     return Labelled(train, evaluation, tuple(classes))
 
 
+def in_model_order(
+    labelled: Labelled, own: tuple[str, ...] | None
+) -> tuple[Labelled, tuple[str, ...]]:
+    """Renumber the classes to match the outputs of a pretrained classifier's head.
+
+    Args:
+        own: the classes of the head's outputs, in order; None: the model has no head yet, and any
+            order will do.
+
+    Returns:
+        The labelled rows, and notes for the report on how labels and classes were matched.
+
+    Raises:
+        BadInput: if the head has no class for a label.
+    """
+    if own is None:
+        return labelled, ()
+    words = labelled.classes
+    are_names = not all(_UNNAMED.fullmatch(name) for name in own)
+    folded = [name.strip().casefold() for name in own]
+    notes: tuple[str, ...] = ()
+    classes = own
+    if set(words) <= set(own):
+        places = [own.index(word) for word in words]
+    elif len(set(folded)) == len(own) and {word.strip().casefold() for word in words} <= set(
+        folded
+    ):
+        places = [folded.index(word.strip().casefold()) for word in words]
+        notes = (f"The data's labels are the model's classes in another spelling: {_listed(own)}.",)
+    elif all(word.isdecimal() and int(word) < len(own) for word in words):
+        places = [int(word) for word in words]
+        meant = ", ".join(f"{word} is {own[int(word)]}" for word in words[:_NAMED])
+        notes = (
+            (f"The data's numbers are taken for the places of the model's classes: {meant}.",)
+            if are_names
+            else ()
+        )
+    elif not are_names and len(words) == len(own):
+        places, classes = list(range(len(own))), words
+        order = "they were taken in the order of their names, which may not be that of its training"
+        notes = (f"The model does not name its classes; {order}: {_listed(words)}.",)
+    else:
+        word = next((word for word in words if word not in own), words[0])
+        rule = f"the model's head must have an output for every label, but has none for {word!r}"
+        has = f"its {len(own)} classes are {_listed(own)}, the data's {len(words)} {_listed(words)}"
+        instead = (
+            "rename the labels, or give the model without its head, as AutoModel loads and saves it"
+        )
+        raise BadInput(f"{rule}: {has}; {instead}.")
+    renumbered = np.array(places, np.int64)
+    train, evaluation = (
+        LabelledRows(part.rows, renumbered[part.labels])
+        for part in (labelled.train, labelled.evaluation)
+    )
+    return Labelled(train, evaluation, classes), notes
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words[:_NAMED]) + (", …" if len(words) > _NAMED else "")
+
+
 def _digits(image_column: str, label_column: str) -> SourceRows:
     from sklearn.datasets import load_digits
 
     images, digits = load_digits(return_X_y=True)
     pixels = np.rint(images.reshape(-1, 8, 8) * (255 / _DIGITS_WHITE)).astype(np.uint8)
     found = zip(pixels, digits.tolist(), strict=True)
-    rows = [Row({image_column: image, label_column: digit}, "scikit-learn's digits") for image, digit in found]
+    rows = [
+        Row({image_column: image, label_column: digit}, "scikit-learn's digits")
+        for image, digit in found
+    ]
     return SourceRows(rows, None, {})
 
 
 def _check_alike(rows: Sequence[Row], column: str) -> None:
-    """Refuses whole numbers beside words: 1 would be the same class as "1"."""
+    """Refuse whole numbers beside words, since 1 would be the same class as "1"."""
     first = {isinstance(row.values[column], str): row for row in reversed(rows)}
     if len(first) == 2:
-        number, word = (f"{row.where} has {row.values[column]!r:.40}" for row in (first[False], first[True]))
-        raise BadInput(f"column {column!r} must hold whole numbers or words, not both, but {number} and {word}.")
+        number, word = (
+            f"{row.where} has {row.values[column]!r:.40}" for row in (first[False], first[True])
+        )
+        raise BadInput(
+            f"column {column!r} must hold whole numbers or words, not both, but {number} and"
+            f" {word}."
+        )
 
 
 def _label(row: Row, column: str, names: list[str] | None) -> str:
     value: Any = row.values[column]
     if value is None or value == "":
-        raise BadInput(f"column {column!r} must hold a label in every row, but {row.where} has none.")
+        raise BadInput(
+            f"column {column!r} must hold a label in every row, but {row.where} has none."
+        )
     if isinstance(value, bool) or not isinstance(value, int | str):
         must = f"column {column!r} must hold whole numbers or words"
         raise BadInput(f"{must}, but {row.where} has the {type(value).__name__} {value!r:.40}.")
     if names is None or isinstance(value, str):
         return str(value)
     if not 0 <= value < len(names):
-        raise BadInput(f"column {column!r} must hold labels from 0 to {len(names) - 1}, but {row.where} has {value}.")
+        raise BadInput(
+            f"column {column!r} must hold labels from 0 to {len(names) - 1}, but {row.where} has"
+            f" {value}."
+        )
     return names[value]
 
 
 def _sorted(words: set[str], names: list[str] | None) -> list[str]:
-    """As the data set has them, by number, or as text."""
+    """Sort classes in the data set's own order if it has one, else by number or as text."""
+
     if names is not None:
         return sorted(words, key=names.index)
     if all(re.fullmatch(r"-?\d+", word) for word in words):
@@ -148,7 +250,9 @@ def _sorted(words: set[str], names: list[str] | None) -> list[str]:
     return sorted(words)
 
 
-def _split(rows: Sequence[Row], labels: Labels, fraction: float) -> tuple[LabelledRows, LabelledRows]:
+def _split(
+    rows: Sequence[Row], labels: Labels, fraction: float
+) -> tuple[LabelledRows, LabelledRows]:
     held_back = np.zeros(len(rows), bool)
     for place in np.unique(labels):
         own = np.flatnonzero(labels == place)
@@ -156,7 +260,10 @@ def _split(rows: Sequence[Row], labels: Labels, fraction: float) -> tuple[Labell
         held_back[own[len(own) - count :]] = True
     if not held_back.any():
         aside = f"to set eval_fraction={fraction:g} of a class aside for evaluation"
-        raise BadInput(f"the training rows must be enough {aside}, but no class has two; give rows for evaluation.")
+        raise BadInput(
+            f"the training rows must be enough {aside}, but no class has two; give rows for"
+            " evaluation."
+        )
     parts = [
         LabelledRows([rows[index] for index in np.flatnonzero(chosen).tolist()], labels[chosen])
         for chosen in (~held_back, held_back)
@@ -164,14 +271,19 @@ def _split(rows: Sequence[Row], labels: Labels, fraction: float) -> tuple[Labell
     return parts[0], parts[1]
 
 
-def _evaluation(rows: list[Row], places: dict[str, int], column: str, names: list[str] | None) -> LabelledRows:
+def _evaluation(
+    rows: list[Row], places: dict[str, int], column: str, names: list[str] | None
+) -> LabelledRows:
     if not rows:
         raise BadInput("the evaluation data must have rows in it, but is empty.")
     labels = np.empty(len(rows), np.int64)
     for index, row in enumerate(rows):
         if (word := _label(row, column, names)) not in places:
-            known = ", ".join(list(places)[:_NAMED]) + (", …" if len(places) > _NAMED else "")
+            known = _listed(list(places))
             lacks = f"{row.where} has {word!r}, which the training data lacks"
-            raise BadInput(f"column {column!r} must hold one of the training data's labels, but {lacks}: {known}.")
+            raise BadInput(
+                f"column {column!r} must hold one of the training data's labels, but {lacks}:"
+                f" {known}."
+            )
         labels[index] = places[word]
     return LabelledRows(rows, labels)

@@ -1,4 +1,4 @@
-"""Token arrays as sequences: which tokens a sequence holds, in which order a trial sees them, and how many at once."""
+"""Sequences of token arrays, the order in which a trial sees them, and the sizes of batches."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -16,32 +16,50 @@ from torch.utils.data import DataLoader, Dataset
 from carbonopt.core.errors import BadInput
 from carbonopt.train import ranks
 
-IGNORED = -100  # a target that is not counted, as torch's cross entropy has it
+IGNORED = -100  # the target that is not counted, as in torch's cross entropy
 
-_MICRO_BATCHES_AHEAD = 8  # a step's are asked for all at once
-_USEFUL_TOKENS = 2**15  # in a forward pass
-_SHARE_FOR_LOGITS = 16  # one such part of the memory
-_BYTES_PER_LOGIT = 6  # in half precision, and in float32 for the loss
+_MICRO_BATCHES_AHEAD = 8  # a step's micro batches are asked for all at once
+_USEFUL_TOKENS = 2**15  # the most tokens of a forward pass that tensor cores have a use for
+_SHARE_FOR_LOGITS = 16  # logits may take one such part of the memory
+_BYTES_PER_LOGIT = 6  # once in half precision, and once in float32 for the loss
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 Indices = npt.NDArray[np.int64]
 
 
+def stored(ids: npt.NDArray[Any]) -> Tokens:
+    """Return token ids as uint16 if that holds the largest of them, else as uint32."""
+    return ids.astype(np.uint16) if not len(ids) or ids.max() < 2**16 else ids.astype(np.uint32)
+
+
 def open_tokens(path: Path) -> Tokens:
-    """Mapped: ranks and trials share its pages, and nothing is read before it is needed."""
+    """Map token ids from a file.
+
+    Ranks and trials share its pages, and nothing is read before it is needed.
+    """
     tokens: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     return tokens
 
 
 def sequence_count(tokens: int, sequence_length: int, keep_tail: bool) -> int:
-    """Every token but the first is a target, once. Training drops the ragged tail (keep_tail false), evaluation not."""
+    """Return how many sequences an array of tokens has.
+
+    Every token but the first is a target, once.
+
+    Args:
+        keep_tail: False to drop the ragged last sequence, as training does; evaluation keeps it.
+    """
     targets = max(0, tokens - 1)
     return -(-targets // sequence_length) if keep_tail else targets // sequence_length
 
 
 def sequences(tokens: Tokens, indices: Indices, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs tokens[i·L : i·L+L] and targets tokens[i·L+1 : i·L+L+1] of sequences i, both int64 [len(indices), L]. What
-    a ragged last sequence lacks, and all of an index −1, is filled with token 0 and the target IGNORED."""
+    """Return inputs and targets of sequences, both int64 [len(indices), L].
+
+    Sequence i has the inputs tokens[i·L : i·L+L] and the targets tokens[i·L+1 : i·L+L+1]. What a
+    ragged last sequence lacks, and all of an index −1, is filled with token 0 and the target
+    IGNORED.
+    """
     positions = indices[:, None] * length + np.arange(length + 1)
     present = (positions < len(tokens)) & (indices[:, None] >= 0)
     window = tokens[np.where(present, positions, 0)].astype(np.int64)
@@ -51,7 +69,13 @@ def sequences(tokens: Tokens, indices: Indices, length: int) -> tuple[torch.Tens
 
 
 def total_steps(train_examples: int, global_batch_size: int, epochs: float) -> int:
-    """Epochs × the whole global batches in an epoch, rounded, at least one. Raises BadInput if there is none."""
+    """Return the number of a trial's steps.
+
+    This is epochs × the whole global batches in an epoch, rounded, and at least one.
+
+    Raises:
+        BadInput: if an epoch has no whole global batch.
+    """
     steps_per_epoch = train_examples // global_batch_size
     if steps_per_epoch == 0:
         rule = f"global_batch_size must be at most the training set's {train_examples} examples"
@@ -61,21 +85,35 @@ def total_steps(train_examples: int, global_batch_size: int, epochs: float) -> i
 
 
 def evaluation_steps(total_steps: int, evaluations: int) -> list[int]:
-    """The steps after which a trial is evaluated: at even fractions, distinct, the last at its end."""
+    """Return the steps after which a trial is evaluated.
+
+    They are distinct and lie at even fractions of the trial; the last one is its end.
+    """
     return sorted({max(1, round(k * total_steps / evaluations)) for k in range(1, evaluations + 1)})
 
 
-def batch_size_that_fits(memory_bytes: int, vocab_size: int, sequence_length: int, count: int) -> int:
-    """Sequences in a forward pass of an evaluation, of `count`, on a GPU: as many as its tensor cores have a use for,
-    unless their logits took too much of its memory. All trials' perplexities are then computed alike."""
-    tokens = min(_USEFUL_TOKENS, memory_bytes // _SHARE_FOR_LOGITS // (_BYTES_PER_LOGIT * vocab_size))
+def batch_size_that_fits(
+    memory_bytes: int, vocab_size: int, sequence_length: int, count: int
+) -> int:
+    """Return the number of sequences in a forward pass of an evaluation of `count` on a GPU.
+
+    It is as many as the tensor cores have a use for, or fewer where their logits would take too
+    much of the GPU's memory. So the perplexities of all trials are computed alike.
+    """
+    tokens = min(
+        _USEFUL_TOKENS, memory_bytes // _SHARE_FOR_LOGITS // (_BYTES_PER_LOGIT * vocab_size)
+    )
     largest = max(1, tokens // sequence_length)
-    return -(-count // -(-count // largest))  # in passes of equal size
+    return -(-count // -(-count // largest))  # for passes of equal size
 
 
 def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> Indices:
-    """The sequences that a rank evaluates, int64 [batches, batch_size]: rank, rank + world size, …; −1 is none. Under
-    ZeRO-3 a rank with fewer batches would leave the others waiting for its part of the weights."""
+    """Return the sequences that a rank evaluates, int64 [batches, batch_size].
+
+    They are rank, rank + world size and so on; −1 is no sequence. All ranks get the same number of
+    batches: under ZeRO-3 a rank with fewer would leave the others waiting for its part of the
+    weights.
+    """
     batches = -(-count // (world_size * batch_size))
     indices = np.full(batches * batch_size, -1, np.int64)
     own = np.arange(rank, count, world_size)
@@ -85,7 +123,10 @@ def batches_of_rank(count: int, batch_size: int, rank: int, world_size: int) -> 
 
 @dataclass(frozen=True)
 class Division:
-    """How a trial's examples are divided into global batches, and these into the micro batches of this rank."""
+    """The division of a trial's examples into global batches, and of these into micro batches.
+
+    The micro batches are those of this rank.
+    """
 
     global_batch_size: int
     micro_batch_size: int
@@ -100,9 +141,11 @@ class Division:
 
 
 class MicroBatches(Dataset[dict[str, torch.Tensor]], ABC):
-    """One rank's micro batches in the order of training; item i is one forward pass. Each epoch permutes the examples,
-    from (seed, epoch), and keeps whole global batches: they are the same however they are divided into micro batches,
-    accumulation steps and ranks."""
+    """One rank's micro batches in the order of training; item i is one forward pass.
+
+    Each epoch permutes the examples, from (seed, epoch), and keeps whole global batches. So global
+    batches are the same however they are divided into micro batches, accumulation steps and ranks.
+    """
 
     def __init__(self, examples: int, division: Division) -> None:
         self._examples, self.division, self._epoch = examples, division, -1
@@ -117,16 +160,18 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]], ABC):
 
     @abstractmethod
     def batch(self, index: int) -> dict[str, torch.Tensor]:
-        """Micro batch `index` of this rank."""
+        """Return micro batch `index` of this rank."""
 
     def indices(self, index: int) -> Indices:
-        """The examples of micro batch `index` of this rank."""
+        """Return the examples of micro batch `index` of this rank."""
         accumulation = index % self.division.accumulation_steps
-        start = (accumulation * self.division.world_size + self.division.rank) * self.division.micro_batch_size
+        start = (
+            accumulation * self.division.world_size + self.division.rank
+        ) * self.division.micro_batch_size
         return self.global_batch(index)[start : start + self.division.micro_batch_size]
 
     def global_batch(self, index: int) -> Indices:
-        """The examples, over all ranks, of the step that micro batch `index` belongs to."""
+        """Return all ranks' examples in the step that micro batch `index` belongs to."""
         size = self.division.global_batch_size
         epoch, step = divmod(index // self.division.accumulation_steps, self._examples // size)
         if epoch != self._epoch:
@@ -135,14 +180,17 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]], ABC):
         return self._permutation[step * size : (step + 1) * size]
 
     def begin_epoch(self, random: np.random.Generator) -> None:
-        """Draws what an epoch has of its own."""
+        """Draw an epoch's random choices, such as the order of the examples."""
         self._permutation = random.permutation(self._examples)
 
 
 class TextMicroBatches(MicroBatches):
-    """Of one text, which each epoch cuts anew from an offset. Cut at the same places in every epoch, a small model
-    learns its sequences by heart: on Tiny Shakespeare (10.7 million parameters, H200) the evaluation loss then turned
-    at 1.48 nats after 25 epochs."""
+    """Micro batches of one text, which each epoch cuts into sequences from a new offset.
+
+    If every epoch cut it at the same places, a small model would learn the sequences by heart: on
+    Tiny Shakespeare (10.7 million parameters, H200) the evaluation loss then turned at 1.48 nats
+    after 25 epochs.
+    """
 
     def __init__(self, tokens: Tokens, sequence_length: int, division: Division) -> None:
         super().__init__(sequence_count(len(tokens), sequence_length, keep_tail=False), division)
@@ -153,21 +201,24 @@ class TextMicroBatches(MicroBatches):
         self.offset = int(random.integers(self._length))
 
     def batch(self, index: int) -> dict[str, torch.Tensor]:
-        """Inputs and the tokens after them, int64 [micro batch, length]."""
+        """Return inputs and the tokens after them, int64 [micro batch, length]."""
         indices, length = self.indices(index), self._length
         positions = self.offset + indices[:, None] * length + np.arange(length + 1)
-        # What lies before the offset follows the text's end, so that no token is lost.
+        # What lies before the offset follows after the text's end, so that no token is lost.
         window = torch.from_numpy(self._tokens[positions % len(self._tokens)].astype(np.int64))
         return {"input_ids": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
 
 
 class PrefetchLoader(DataLoader[Any]):
-    """Micro batches on this rank's device: made by a thread while it computes, copied without waiting for it. Made
-    between two steps they left an H200 idle for 2 to 46 ms a step (GPT-2 124M, 4 micro batches of 128 x 512 tokens)."""
+    """Micro batches on this rank's device, prepared while it computes.
+
+    A thread makes them, and they are copied without waiting. Made between two steps, they left an
+    H200 idle for 2 to 46 ms a step (GPT-2 124M, 4 micro batches of 128 x 512 tokens).
+    """
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]
         batches, device = super().__iter__(), ranks.device()
-        # Pinning memory is an affair of the thread's current device, which else would be the first.
+        # Memory is pinned for the thread's current device, which would otherwise be the first one.
         on_device = (torch.cuda.set_device, (device,)) if device.type == "cuda" else ()
         thread = ThreadPoolExecutor(1, "batches", *on_device)
         try:

@@ -14,27 +14,40 @@ from carbonopt.core.errors import BadInput
 from carbonopt.train.data.examples import Examples, Rows, open_arrays, save_arrays
 from carbonopt.train.data.packing import IGNORED, Indices, Tokens
 from carbonopt.train.data.pairs import Pair
-from carbonopt.train.data.tokens import Encoder
+from carbonopt.train.data.tokens import TextEncoder
 
 PAD = "<|pad|>"
 Row = npt.NDArray[np.uint32]  # token ids
 
 
 def plain_texts(pairs: Sequence[Pair]) -> list[str]:
-    """From which a tokenizer can be learnt. Messages need one that has a chat template, and has learnt already."""
+    """Return the texts from which a tokenizer can be trained.
+
+    Messages are not among them: they need a tokenizer with a chat template, which is already
+    trained.
+    """
     texts = [(pair.prompt, pair.chosen, pair.rejected) for pair in pairs if not pair.are_messages]
     return [f"{prompt}{answer}" for prompt, *answers in texts for answer in answers]
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase, can_grow: bool) -> int:
-    """The id of the token that fills up the shorter rows of a batch. By it decoders know a row's last token, whose
-    score is the text's: transformers takes the last one that is not this. A tokenizer that has none gets one where the
-    model's vocabulary can still grow; else it is the end-of-text token. Raises BadInput if there is neither."""
+    """Return the id of the token that pads the shorter rows of a batch, and set it if necessary.
+
+    Decoders use it to find a row's last token, whose score is the text's: transformers takes the
+    last token that is not this one. A tokenizer without a padding token gets a new one if the
+    model's vocabulary can grow, else it uses the end-of-text token.
+
+    Raises:
+        BadInput: if there is neither of them and the vocabulary can't grow.
+    """
     if tokenizer.pad_token_id is None and can_grow:
         tokenizer.add_special_tokens({"pad_token": PAD})
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
-            rule = "the model's tokenizer must have a padding token or an end-of-text token, but has neither"
+            rule = (
+                "the model's tokenizer must have a padding token or an end-of-text token, but has"
+                " neither"
+            )
             raise BadInput(f"{rule}; give a model whose tokenizer has one.")
         tokenizer.pad_token = tokenizer.eos_token
     return int(tokenizer.pad_token_id)
@@ -42,10 +55,13 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, can_grow: bool) -> int:
 
 @dataclass(frozen=True)
 class PairTokens:
-    """A part's pairs, row 2i the chosen answer of pair i with its prompt, row 2i + 1 the rejected one."""
+    """The tokenized pairs of the training or evaluation part.
+
+    Row 2i is the chosen answer of pair i with its prompt, row 2i + 1 the rejected one.
+    """
 
     rows: list[Row]
-    notes: tuple[str, ...]  # what was left out, or cut
+    notes: tuple[str, ...]  # on pairs that were left out or cut
 
     def __len__(self) -> int:
         return len(self.rows) // 2
@@ -54,25 +70,42 @@ class PairTokens:
     def tokens(self) -> int:
         return sum(map(len, self.rows))
 
-    def save(self, folder: Path, vocab_size: int, pad: int) -> None:
-        rows = Rows.of(self.rows, vocab_size)
+    def save(self, folder: Path, pad: int) -> None:
+        rows = Rows.of(self.rows)
         save_arrays(folder, tokens=rows.tokens, starts=rows.starts, pad=np.array(pad))
 
 
-def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str, ends: bool = False) -> PairTokens:
-    """Of pairs with a row above `length` tokens, both rows lose the same beginning of their prompt; where that would
-    cut an answer, the pair is left out. `part`: its name in sentences. `ends`: a plain text ends with the end-of-text
-    token also where that fills up rows. Raises BadInput for a pair whose rows are the same, and if none is left."""
+def tokenized(
+    pairs: Sequence[Pair], encoder: TextEncoder, length: int, part: str, ends: bool = False
+) -> PairTokens:
+    """Tokenize pairs, and shorten prompts of pairs that are too long.
+
+    If a row has more than `length` tokens, both rows of its pair lose the same beginning of their
+    prompt. Where that would cut an answer, the pair is left out.
+
+    Args:
+        part: the name of this part of the data, for use in sentences.
+        ends: True to end plain texts with the end-of-text token even if that token also pads rows.
+
+    Raises:
+        BadInput: if both rows of a pair are the same, or no pair is left.
+    """
     texts = [text for pair in pairs for text in pair.texts(encoder.tokenizer)]
     ids = (row.astype(np.uint32) for row in encoder.rows(texts))
     # A chat template brings its own special tokens.
-    around = Frame.of([], []) if pairs[0].are_messages else Frame.around(encoder.tokenizer, texts[1], ends)
+    around = (
+        Frame.of([], [])
+        if pairs[0].are_messages
+        else Frame.around(encoder.tokenizer, texts[1], ends)
+    )
     rows: list[Row] = []
     cut = left_out = 0
     for pair, prompt, chosen, rejected in zip(pairs, ids, ids, ids, strict=True):
         if np.array_equal(chosen, rejected):
             rule = f"{pair.where}: the chosen and the rejected answer must differ"
-            raise BadInput(f"{rule}, but are the same {len(chosen)} tokens, prompt included; take the row out.")
+            raise BadInput(
+                f"{rule}, but are the same {len(chosen)} tokens, prompt included; take the row out."
+            )
         excess = max(len(chosen), len(rejected)) + around.length - length
         if excess > min(_shared(prompt, chosen), _shared(prompt, rejected)):
             left_out += 1
@@ -80,7 +113,10 @@ def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str, e
         cut += excess > 0
         rows += [around.put(row[max(excess, 0) :]) for row in (chosen, rejected)]
     if not rows:
-        rule = f"workload.sequence_length must leave room for answers, but each of the {len(pairs)} {part} pairs"
+        rule = (
+            f"workload.sequence_length must leave room for answers, but each of the {len(pairs)}"
+            f" {part} pairs"
+        )
         raise BadInput(f"{rule} has one that is longer than {length} tokens; make it larger.")
     of = f"of {len(pairs)} {part} pairs"
     said = {
@@ -91,8 +127,10 @@ def tokenized(pairs: Sequence[Pair], encoder: Encoder, length: int, part: str, e
 
 
 def _shared(prompt: Tokens, row: Tokens) -> int:
-    """How many tokens of the row belong to the prompt alone: where its end and the answer's beginning make one token,
-    that is the answer's."""
+    """Count the first tokens of a row that belong to the prompt alone.
+
+    Where the prompt's end and the answer's beginning make one token, it belongs to the answer.
+    """
     length = min(len(prompt), len(row))
     differing = np.flatnonzero(prompt[:length] != row[:length])
     return int(differing[0]) if len(differing) else length
@@ -111,11 +149,17 @@ class Frame:
 
     @classmethod
     def around(cls, tokenizer: PreTrainedTokenizerBase, text: str, ends: bool) -> "Frame":
-        """Those that the tokenizer itself puts around `text`, and an end-of-text token, at which all of it has been
-        read; without `ends` not where rows are filled up with the same."""
+        """Return the special tokens around `text`, with an end-of-text token after it.
+
+        They are those that the tokenizer itself puts there. Where it puts none after the text, the
+        end-of-text token is added, at which all of the text has been read; without `ends` it is
+        left out if it also pads rows.
+        """
         plain = tokenizer(text, add_special_tokens=False)["input_ids"]
         whole = tokenizer(text)["input_ids"]
-        begins = next(start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)
+        begins = next(
+            start for start in range(len(whole)) if whole[start : start + len(plain)] == plain
+        )
         before, after = whole[:begins], whole[begins + len(plain) :]
         end = tokenizer.eos_token_id
         if end is not None and (ends or end != tokenizer.pad_token_id) and not after:
@@ -131,7 +175,7 @@ class Frame:
 
 
 class PairExamples(Examples):
-    """A batch has the chosen rows of all its pairs, then the rejected ones, in the same order."""
+    """Pairs of answers; a batch has all chosen rows, then the rejected ones in the same order."""
 
     def __init__(self, folder: Path) -> None:
         arrays = open_arrays(folder)
@@ -141,8 +185,12 @@ class PairExamples(Examples):
         super().__init__(np.ones(len(lengths), np.int64), lengths)
 
     def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
-        """`input_ids` and `attention_mask`, int64 [2 · pairs, the longest]; `weights`. A filler is the first pair, with
-        a weight of 0: a row without any token would have no score."""
+        """Return the rows of these pairs, and the pairs' weights.
+
+        `input_ids` and `attention_mask` are int64 [2 · pairs, the longest], `weights` float32
+        [pairs]. A filler is the first pair with a weight of 0, since a row without any token would
+        have no score.
+        """
         chosen = 2 * np.maximum(indices, 0)
         tokens, present = self.rows.padded(np.concatenate([chosen, chosen + 1]), self._pad)
         return {
@@ -153,26 +201,36 @@ class PairExamples(Examples):
 
 
 class PreferenceExamples(PairExamples):
-    """With what a language model is asked of them: how likely it finds the answers.
+    """Pairs of answers with the targets that show how likely a language model finds each answer.
 
     Args:
-        first: the number of the first pair among those for training and for evaluation together.
+        first: the number of the first pair, counted over those for training and then those for
+            evaluation.
     """
 
     def __init__(self, folder: Path, first: int) -> None:
         super().__init__(folder)
         self._first = first
         rows = [self.rows.tokens[begin:end] for begin, end in itertools.pairwise(self.rows.starts)]
-        self._differs_at = np.array([_shared(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)])
+        self._differs_at = np.array(
+            [_shared(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
+        )
 
     def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
-        """Beside those of pairs `targets`, int64 [2 · pairs, the longest], from each pair's first difference on: what
-        stands before is as likely in both answers. And `pair`, int64 [pairs]: their numbers."""
+        """Return the batch of `PairExamples` with targets and the pairs' numbers.
+
+        `targets`, int64 [2 · pairs, the longest], count from each pair's first difference on, since
+        what stands before it is as likely in both answers. `pair`, int64 [pairs], are the numbers.
+        """
         batch = super().batch(indices)
         places = torch.arange(batch["input_ids"].shape[1])
         begins = torch.from_numpy(self._differs_at[np.maximum(indices, 0)]).repeat(2)[:, None]
         is_target = (places >= begins) & (batch["attention_mask"] > 0)
-        # A model's logits at a place are of the next token.
+        # A model's logits at a position predict the token after it.
         targets = torch.where(is_target, batch["input_ids"], IGNORED).roll(-1, 1)
         targets[:, -1] = IGNORED
-        return {**batch, "targets": targets, "pair": torch.from_numpy(self._first + np.maximum(indices, 0))}
+        return {
+            **batch,
+            "targets": targets,
+            "pair": torch.from_numpy(self._first + np.maximum(indices, 0)),
+        }

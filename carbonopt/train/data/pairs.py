@@ -1,11 +1,16 @@
-"""Preference data: pairs of answers to the same prompt, one chosen, one rejected, as texts or as chat messages."""
+"""Preference data: pairs of answers to one prompt, one chosen and one rejected.
+
+The answers are texts or chat messages.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carbonopt.core.config import Dataset, Name
 from carbonopt.core.errors import BadInput, shortened
+from carbonopt.spec.base_settings import Name
+from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data import templates
 from carbonopt.train.data.rows import Row, read_rows
 from carbonopt.train.failures import refused
 
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Messages = list[dict[str, Any]]
+# Words of a builtin prompt or answer, and the distance of words that a rejected answer misspells.
 _BUILTIN_WORDS, _EVERY = 8, 4
 
 
@@ -21,10 +27,13 @@ class PairDataset(Dataset, extra="forbid"):
     chosen_column: Name = "chosen"
     rejected_column: Name = "rejected"
 
-    def faults(self) -> dict[str, bool]:
+    def violations(self) -> dict[str, bool]:
         columns = self.columns
-        differ = f"prompt_column, chosen_column and rejected_column must differ, but are {', '.join(columns)}"
-        return {**super().faults(), differ: len({*columns}) < len(columns)}
+        differ = (
+            "prompt_column, chosen_column and rejected_column must differ, but are"
+            f" {', '.join(columns)}"
+        )
+        return {**super().violations(), differ: len({*columns}) < len(columns)}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -33,26 +42,36 @@ class PairDataset(Dataset, extra="forbid"):
 
 
 class Pair(NamedTuple):
-    """All three are texts, or all three lists of messages with `role` and `content`."""
+    """A prompt with its two answers, all three texts or all three lists of messages.
 
-    prompt: str | Messages  # empty: there is none
+    Messages have `role` and `content`.
+    """
+
+    prompt: str | Messages  # empty: there is no prompt
     chosen: str | Messages
     rejected: str | Messages
-    where: str  # it stands, for errors
+    where: str  # where the row stands, for errors
 
     @property
     def are_messages(self) -> bool:
         return not isinstance(self.chosen, str)
 
     def texts(self, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, str, str]:
-        """The prompt, and with each of its answers, as the model reads them: messages by the tokenizer's chat template.
-        Raises BadInput if it has none or the template doesn't take them."""
+        """Return the prompt, and the prompt with each of its answers, as the model reads them.
+
+        Messages are written by the tokenizer's chat template.
+
+        Raises:
+            BadInput: if the tokenizer has no chat template, or the template refuses the messages.
+        """
         if isinstance(self.prompt, str):
             return self.prompt, f"{self.prompt}{self.chosen}", f"{self.prompt}{self.rejected}"
         prompt = spelt(self.prompt, tokenizer, self.where) if self.prompt else ""
         with template_of(tokenizer, self.where):
             whole = ([*self.prompt, *answer] for answer in (self.chosen, self.rejected))
-            chosen, rejected = (tokenizer.apply_chat_template(messages, tokenize=False) for messages in whole)
+            chosen, rejected = (
+                templates.apply(tokenizer, messages, tokenize=False) for messages in whole
+            )
         return prompt, str(chosen), str(rejected)
 
 
@@ -62,17 +81,28 @@ class SplitPairs(NamedTuple):
 
 
 def read_pairs(dataset: PairDataset) -> SplitPairs:
-    """Reads the whole data set; what is not split already is split by `eval_fraction`, always at the end. Raises
-    BadInput as `read_rows`, and for a row with an empty answer or without texts or messages."""
+    """Read the whole data set.
+
+    A source without a split of its own is split by `eval_fraction`; the last pairs are for
+    evaluation.
+
+    Raises:
+        BadInput: as `read_rows` does, and for a row with an empty answer or without texts or
+            messages.
+    """
     if dataset.builtin is None:
-        return SplitPairs(*([_pair(row, dataset) for row in rows] for rows in read_rows(dataset, dataset.columns)))
+        return SplitPairs(
+            *([_pair(row, dataset) for row in rows] for rows in read_rows(dataset, dataset.columns))
+        )
     pairs = list(builtin_pairs())
     cut = len(pairs) - max(1, round(len(pairs) * dataset.eval_fraction))
     return SplitPairs(pairs[:cut], pairs[cut:])
 
 
 def _pair(row: Row, dataset: PairDataset) -> Pair:
-    answers = {column: row.values[column] for column in (dataset.chosen_column, dataset.rejected_column)}
+    answers = {
+        column: row.values[column] for column in (dataset.chosen_column, dataset.rejected_column)
+    }
     prompt = None if dataset.prompt_column is None else row.values[dataset.prompt_column]
     kinds = {type(value) for value in answers.values()}
     if str in kinds or list not in kinds:
@@ -83,7 +113,10 @@ def _pair(row: Row, dataset: PairDataset) -> Pair:
         chosen_text, rejected_text = map(row.text, answers)
         return Pair(text, chosen_text, rejected_text, row.where)
     given = {} if prompt is None else {str(dataset.prompt_column): prompt}
-    messages = {column: chat_messages(value, column, row.where) for column, value in {**given, **answers}.items()}
+    messages = {
+        column: chat_messages(value, column, row.where)
+        for column, value in {**given, **answers}.items()
+    }
     for column in answers:
         if not messages[column] or not messages[column][-1]["content"].strip():
             raise BadInput(f"column {column!r} must hold an answer, but {row.where} has none.")
@@ -92,29 +125,50 @@ def _pair(row: Row, dataset: PairDataset) -> Pair:
 
 
 def chat_messages(value: Any, column: str, where: str) -> Messages:
-    """Raises BadInput for what is no list of messages with texts."""
+    """Return a value as a list of messages; a missing value is an empty list.
+
+    Raises:
+        BadInput: if the value is no list of messages with texts.
+    """
     value = [] if value is None else value
-    parts = [message.get(key) for message in value for key in ("role", "content")] if _are_mappings(value) else [None]
+    parts = (
+        [message.get(key) for message in value for key in ("role", "content")]
+        if _are_mappings(value)
+        else [None]
+    )
     if not all(isinstance(part, str) for part in parts):
-        rule = f"column {column!r} must hold text, or messages such as [{{role: user, content: ...}}]"
+        rule = (
+            f"column {column!r} must hold text, or messages such as [{{role: user, content: ...}}]"
+        )
         raise BadInput(f"{rule}, as the row's other columns, but {where} has {shortened(value)}.")
     return list(value)
 
 
 def spelt(prompt: str | Messages, tokenizer: "PreTrainedTokenizerBase", where: str) -> str:
-    """A prompt as the model reads it: messages by the tokenizer's chat template. Raises BadInput as `Pair.texts`."""
+    """Return a prompt as the model reads it; the tokenizer's chat template writes messages.
+
+    Raises:
+        BadInput: as `Pair.texts` does.
+    """
     if isinstance(prompt, str):
         return prompt
     with template_of(tokenizer, where):
-        return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+        return str(templates.apply(tokenizer, prompt, tokenize=False, add_generation_prompt=True))
 
 
 def template_of(tokenizer: "PreTrainedTokenizerBase", where: str) -> AbstractContextManager[None]:
-    """In which its chat template is used. Raises BadInput if it has none or the template doesn't take the messages."""
+    """Return a context in which the tokenizer's chat template can be used.
+
+    Raises:
+        BadInput: if the tokenizer has no chat template; in the context, if the template refuses the
+            messages.
+    """
     if tokenizer.chat_template is None:
         rule = f"{where}: messages need a tokenizer with a chat template, but this one has none"
         raise BadInput(f"{rule}; choose another workload.tokenizer, or give texts.")
-    return refused(f"{where}: the tokenizer's chat template doesn't take its messages: {{}}.", Exception)
+    return refused(
+        f"{where}: the tokenizer's chat template doesn't take its messages: {{}}.", Exception
+    )
 
 
 def _are_mappings(value: Any) -> bool:
@@ -122,14 +176,24 @@ def _are_mappings(value: Any) -> bool:
 
 
 def builtin_pairs() -> Iterator[Pair]:
-    """Of the paragraphs of the reference topics that every Python carries: how one goes on, and the same with some of
-    its words spelt backwards."""
+    """Make pairs of the paragraphs of the reference topics that every Python carries.
+
+    The chosen answer is how a paragraph goes on, the rejected one the same with some of its words
+    spelled backwards.
+    """
     from pydoc_data.topics import topics
 
-    paragraphs = [words for name in sorted(topics) for text in topics[name].split("\n\n") if (words := text.split())]
+    paragraphs = [
+        words
+        for name in sorted(topics)
+        for text in topics[name].split("\n\n")
+        if (words := text.split())
+    ]
     for number, words in enumerate(paragraphs, start=1):
         for start in range(0, len(words), 2 * _BUILTIN_WORDS):
-            prompt, answer = (words[begin : begin + _BUILTIN_WORDS] for begin in (start, start + _BUILTIN_WORDS))
+            prompt, answer = (
+                words[begin : begin + _BUILTIN_WORDS] for begin in (start, start + _BUILTIN_WORDS)
+            )
             misspelt = [word if place % _EVERY else word[::-1] for place, word in enumerate(answer)]
             if len(answer) == _BUILTIN_WORDS and misspelt != answer:
                 chosen, rejected = (f" {' '.join(part)}" for part in (answer, misspelt))

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Those for training, or those for evaluation, as the model reads them."""
+    """The prompts for training, or those for evaluation, as the model reads them."""
 
     texts: list[str]
-    notes: tuple[str, ...] = ()  # what was left out
+    notes: tuple[str, ...] = ()  # on prompts that were left out
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(self.texts), encoding="utf-8")
@@ -32,56 +32,90 @@ class Prompts:
 
 
 class RawPrompts(NamedTuple):
-    """As the data set has them."""
+    """The prompts for training, or those for evaluation, as the data set has them."""
 
-    part: str  # its name in sentences
-    prompts: list[tuple[str | Messages, str]]  # and where each stands
+    part: str  # the name of this part of the data, for use in sentences
+    prompts: list[tuple[str | Messages, str]]  # each with where it stands, for errors
+
+    @property
+    def has_messages(self) -> bool:
+        return any(not isinstance(prompt, str) for prompt, _ in self.prompts)
 
     @property
     def plain_texts(self) -> list[str]:
-        """From which a tokenizer can be learnt."""
+        """The texts from which a tokenizer can be trained."""
         return [prompt for prompt, _ in self.prompts if isinstance(prompt, str)]
 
     def kept(self, tokenizer: PreTrainedTokenizerBase, length: int) -> Prompts:
-        """Without those of more than `length` tokens. Raises BadInput if none is left, or messages can't be spelt."""
+        """Return the prompts of at most `length` tokens, as the model reads them.
+
+        Raises:
+            BadInput: if no prompt is left, or the chat template can't write messages.
+        """
         texts = [spelt(prompt, tokenizer, where) for prompt, where in self.prompts]
         short = [text for text in texts if len(tokenizer(text)["input_ids"]) <= length]
         if not short:
-            each = f"but each of the {len(texts)} {self.part} prompts is longer than {length} tokens"
-            raise BadInput(f"workload.sequence_length must leave room for prompts, {each}; make it larger.")
+            each = (
+                f"but each of the {len(texts)} {self.part} prompts is longer than {length} tokens"
+            )
+            raise BadInput(
+                f"workload.sequence_length must leave room for prompts, {each}; make it larger."
+            )
         left_out = len(texts) - len(short)
-        note = f"{left_out} of {len(texts)} {self.part} prompts were left out: they are longer than {length} tokens."
+        note = (
+            f"{left_out} of {len(texts)} {self.part} prompts were left out: they are longer than"
+            f" {length} tokens."
+        )
         return Prompts(short, (note,) if left_out else ())
 
 
 def read_prompts(dataset: "PromptDataset") -> tuple[RawPrompts, RawPrompts]:
-    """For training and for evaluation; what is not split already is split by `eval_fraction`, always at the end. Raises
-    BadInput as `read_rows`, and for an empty prompt."""
+    """Read the prompts for training and those for evaluation.
+
+    A source without a split of its own is split by `eval_fraction`; the last prompts are for
+    evaluation.
+
+    Raises:
+        BadInput: as `read_rows` does, and for an empty prompt.
+    """
     column = dataset.prompt_column
     if dataset.builtin is not None:
         unique = dict.fromkeys((str(pair.prompt), pair.where) for pair in builtin_pairs())
-        split = split_rows([Row({column: f"{text} "}, where) for text, where in unique], dataset.eval_fraction)
+        split = split_rows(
+            [Row({column: f"{text} "}, where) for text, where in unique], dataset.eval_fraction
+        )
     else:
         split = read_rows(dataset, (column,))
     parts = zip(("training", "evaluation"), split, strict=True)
-    train, evaluation = (RawPrompts(name, [_prompt(row, column) for row in rows]) for name, rows in parts)
+    train, evaluation = (
+        RawPrompts(name, [_prompt(row, column) for row in rows]) for name, rows in parts
+    )
     return train, evaluation
 
 
 def _prompt(row: Row, column: str) -> tuple[str | Messages, str]:
     value = row.values[column]
-    prompt = chat_messages(value, column, row.where) if isinstance(value, list) else row.text(column)
+    prompt = (
+        chat_messages(value, column, row.where) if isinstance(value, list) else row.text(column)
+    )
     if not prompt:
         raise BadInput(f"column {column!r} must hold a prompt, but {row.where} has none.")
     return prompt, row.where
 
 
 def complete(tokenizer: PreTrainedTokenizerBase, can_grow: bool) -> None:
-    """Gives it what generating needs: an end-of-text token, and one that fills up the beginning of shorter prompts.
-    Raises BadInput if it has no end and the model's vocabulary can't grow."""
+    """Give the tokenizer what generating needs: an end-of-text token and a padding token.
+
+    The padding token fills up the beginning of shorter prompts.
+
+    Raises:
+        BadInput: if it has no end-of-text token and the model's vocabulary can't grow.
+    """
     if tokenizer.eos_token is None and can_grow:
         tokenizer.add_special_tokens({"eos_token": END_OF_TEXT})
     if tokenizer.eos_token is None:
-        raise BadInput("the model's tokenizer must have an end-of-text token, but has none; give one that has.")
+        raise BadInput(
+            "the model's tokenizer must have an end-of-text token, but has none; give one that has."
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,4 +1,4 @@
-"""Prompts with their responses as examples: each a row of its own, or several packed into one."""
+"""Prompts with responses as examples, one in each row or several packed into a row."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
@@ -19,10 +19,10 @@ from carbonopt.train.data.packing import IGNORED, Indices
 
 
 class Kept(NamedTuple):
-    """Of a data set's rows those that have a response to learn or to predict."""
+    """The examples of a data set's rows that have a response to learn or to predict."""
 
     examples: list[Marked]
-    note: str  # how many were left out or cut; empty: none
+    note: str  # how many rows were left out or cut; empty: none
 
     @property
     def response_tokens(self) -> int:
@@ -30,45 +30,73 @@ class Kept(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Those that the model reads, as `save_responses` writes them."""
+        """The number of tokens that the model reads, as `save_responses` writes them."""
         return sum(len(example.tokens) - 1 for example in self.examples)
 
 
 def keep(
-    chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase, plain: bool, sequence_length: int, part: str
+    chats: Sequence[Chat],
+    tokenizer: PreTrainedTokenizerBase,
+    plain: bool,
+    sequence_length: int,
+    part: str,
 ) -> Kept:
-    """Each example is cut after `sequence_length` tokens that the model reads, and one more that it predicts. Raises
-    BadInput if none is left."""
+    """Tokenize chats, and keep those with a response within `sequence_length`.
+
+    Each example is cut after `sequence_length` tokens that the model reads, and one more that it
+    predicts.
+
+    Raises:
+        BadInput: if no example is left.
+    """
     answered = [chat for chat in chats if chat.answers]
     whole = list(marked(answered, tokenizer, plain))
     most = sequence_length + 1
-    fitting = [example for example in whole if _targets_in_response(example)[:sequence_length].any()]
+    fitting = [
+        example for example in whole if _targets_in_response(example)[:sequence_length].any()
+    ]
     examples = [Marked(example.tokens[:most], example.in_response[:most]) for example in fitting]
     counts = {
         "{} had no response": len(chats) - len(answered),
         "the prompt of {} left no room for a response": len(whole) - len(fitting),
-        f"{{}} were cut to {sequence_length} tokens": sum(len(example.tokens) > most for example in fitting),
+        f"{{}} were cut to {sequence_length} tokens": sum(
+            len(example.tokens) > most for example in fitting
+        ),
     }
     said = ", ".join(words.format(count) for words, count in counts.items() if count)
     if not examples:
-        rule = f"the {part} data must have rows with a response that begins within {sequence_length} tokens"
+        rule = (
+            f"the {part} data must have rows with a response that begins within {sequence_length}"
+            " tokens"
+        )
         raise BadInput(f"{rule}, but of its {len(chats)} rows {said or 'there are none'}.")
     return Kept(
-        examples, f"Of {count_text(len(chats), f'{part} row')} {len(examples)} are used: {said}." if said else ""
+        examples,
+        (
+            f"Of {count_text(len(chats), f'{part} row')} {len(examples)} are used: {said}."
+            if said
+            else ""
+        ),
     )
 
 
 def _targets_in_response(example: Marked) -> npt.NDArray[np.bool_]:
-    """bool [tokens - 1]: the first token is never predicted."""
+    """Return which targets are in a response, bool [tokens - 1]; the first token is no target."""
     return example.in_response[1:]
 
 
 def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """Which examples share a row, best fit decreasing: the longest first, each into the fullest row that has room for
-    it. `lengths`: of each, at most `row_length`."""
+    """Return the indices of the examples that share each row.
+
+    The method is best fit decreasing: the longest example first, each into the fullest row that has
+    room for it.
+
+    Args:
+        lengths: the examples' lengths, each at most `row_length`.
+    """
     rows: list[list[int]] = []
     rows_by_room: defaultdict[int, list[int]] = defaultdict(list)
-    rooms: list[int] = []  # of which there are rows, sorted
+    rooms: list[int] = []  # the free lengths of which there are rows, sorted
     for example in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if (place := bisect_left(rooms, lengths[example])) < len(rooms):
             room = rooms[place]
@@ -86,20 +114,36 @@ def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-def save_responses(folder: Path, examples: Sequence[Marked], vocab_size: int, packed_to: int | None = None) -> int:
-    """Writes inputs, targets (the token after each, IGNORED outside of responses) and, of packed rows, positions, which
-    begin anew with each example. `packed_to`: the tokens of a row; None: each example is a row. Returns how many rows
-    there are."""
+def save_responses(folder: Path, examples: Sequence[Marked], packed_to: int | None = None) -> int:
+    """Write the examples' inputs and targets into a new folder.
+
+    A target is the token after an input, or IGNORED outside of responses. Packed rows also get
+    positions, which begin anew with each example.
+
+    Args:
+        packed_to: the tokens of a row; None: each example is a row.
+
+    Returns:
+        The number of rows.
+    """
     lengths = [len(example.tokens) - 1 for example in examples]
-    rows = [[index] for index in range(len(examples))] if packed_to is None else pack(lengths, packed_to)
+    rows = (
+        [[index] for index in range(len(examples))]
+        if packed_to is None
+        else pack(lengths, packed_to)
+    )
     inputs = [np.concatenate([examples[index].tokens[:-1] for index in row]) for row in rows]
     targets = [
         np.where(_targets_in_response(examples[index]), examples[index].tokens[1:], IGNORED)
         for row in rows
         for index in row
     ]
-    read = Rows.of(inputs, vocab_size)
-    arrays = {"inputs": read.tokens, "starts": read.starts, "targets": np.concatenate(targets).astype(np.int32)}
+    read = Rows.of(inputs)
+    arrays = {
+        "inputs": read.tokens,
+        "starts": read.starts,
+        "targets": np.concatenate(targets).astype(np.int32),
+    }
     if packed_to is not None:
         positions = [np.arange(lengths[index], dtype=np.int32) for row in rows for index in row]
         arrays["positions"] = np.concatenate(positions)
@@ -108,21 +152,29 @@ def save_responses(folder: Path, examples: Sequence[Marked], vocab_size: int, pa
 
 
 class Responses(Examples):
-    """What `save_responses` wrote. An example, or packed row, weighs as many as it has targets."""
+    """The examples that `save_responses` wrote; each row weighs as much as it has targets."""
 
     def __init__(self, folder: Path, sequence_length: int) -> None:
         arrays = open_arrays(folder)
         starts, positions = arrays["starts"], arrays.get("positions")
         self._sequence_length = sequence_length
-        self._inputs, self._targets = Rows(arrays["inputs"], starts), Rows(arrays["targets"], starts)
+        self._inputs, self._targets = (
+            Rows(arrays["inputs"], starts),
+            Rows(arrays["targets"], starts),
+        )
         self._positions = None if positions is None else Rows(positions, starts)
-        weights: Indices = np.add.reduceat(arrays["targets"] != IGNORED, starts[:-1], dtype=np.int64)
+        weights: Indices = np.add.reduceat(
+            arrays["targets"] != IGNORED, starts[:-1], dtype=np.int64
+        )
         super().__init__(weights, lengths=self._inputs.lengths)
 
     def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
-        """Inputs and targets, int64 [batch, the longest or, packed, the sequence length]; position_ids of packed rows.
-        What fills a row up lies behind all that a causal model reads for its targets, so no mask is needed; in a packed
-        row each such token is a sequence of its own."""
+        """Return inputs and targets, and `position_ids` of packed rows.
+
+        They are int64 [batch, length], where the length is the longest row's, rounded up, or, with
+        packing, the sequence length. No mask is needed: a causal model reads nothing of the padding
+        at a row's end for its targets. In a packed row each padding token is a sequence of its own.
+        """
         longest, positions = self._sequence_length, self._positions
         multiple = PADDED_TO if positions is None else longest
         inputs, _ = self._inputs.padded(indices, 0, multiple, longest)

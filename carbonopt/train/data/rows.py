@@ -1,32 +1,56 @@
-"""Rows of a data set, of which a task names the columns: from files (jsonl, json, csv, parquet), a folder or a hub."""
+"""Rows of data sets with named columns, read from files, a folder or a hub."""
 
 import csv
-import itertools
+import functools
+import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
-from carbonopt.core.config import Dataset
 from carbonopt.core.errors import BadInput
+from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.failures import refused
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+# The most digits of a whole number in JSON: Python's own limit, above which int() takes quadratic
+# time.
+_MOST_DIGITS = 4300
+# Lines within one CSV cell that look like whole rows; with so many, the cell's quote was hardly
+# meant to open a cell.
+_SWALLOWED_ROWS = 3
 
 
 class Row(NamedTuple):
-    values: dict[str, Any]  # by column; None: the row has no value there
-    where: str  # it stands, for errors
+    values: dict[str, Any]  # value by column; None: the row has no value there
+    where: str  # where the row stands, for errors
 
     def text(self, column: str) -> str:
-        """A missing value is an empty text. Raises BadInput for what is no text."""
+        """Return a column's text, which is empty where the value is missing.
+
+        Raises:
+            BadInput: if the value is no text.
+        """
         value = self.values[column]
         if value is not None and not isinstance(value, str):
             kind = type(value).__name__
-            raise BadInput(f"column {column!r} must hold text, but {self.where} has the {kind} {value!r:.40}.")
+            raise BadInput(
+                f"column {column!r} must hold text, but {self.where} has the {kind} {value!r:.40}."
+            )
         return value or ""
+
+
+@dataclass(frozen=True)
+class _TooLong:
+    """A stand-in for a whole number of JSON that has too many digits to be read."""
+
+    digits: int
 
 
 class SplitRows(NamedTuple):
@@ -35,161 +59,392 @@ class SplitRows(NamedTuple):
 
 
 class SourceRows(NamedTuple):
-    """Rows as their source has them."""
+    """The rows of a data set, split only where their source is split."""
 
     train: list[Row]
-    evaluation: list[Row] | None  # None: it has none of its own
-    names: dict[str, list[str]]  # of what a column's numbers stand for, where the hub's data set says it
+    evaluation: list[Row] | None  # None: the source has no rows for evaluation
+    # By column, the names of the classes that its numbers stand for, where the hub's data set has
+    # them.
+    names: dict[str, list[str]]
 
 
 def read_rows(dataset: Dataset, columns: Sequence[str]) -> SplitRows:
-    """Those for training and those for evaluation; what is not split already is split by `eval_fraction`, always at the
-    end. Raises BadInput if a source can't be read, has no such split or column, or is too short to be split."""
+    """Return the rows for training and those for evaluation.
+
+    A source without a split of its own is split by `eval_fraction`; the last rows are for
+    evaluation.
+
+    Raises:
+        BadInput: if a source can't be read, has no such split or column, or is too short to be
+            split.
+    """
     train, evaluation, _ = source_rows(dataset, columns)
-    return split_rows(train, dataset.eval_fraction) if evaluation is None else SplitRows(train, evaluation)
+    return (
+        split_rows(train, dataset.eval_fraction)
+        if evaluation is None
+        else SplitRows(train, evaluation)
+    )
 
 
 def split_rows(rows: list[Row], eval_fraction: float) -> SplitRows:
-    """The last ones are for evaluation. Raises BadInput if there are too few."""
+    """Set the last rows aside for evaluation.
+
+    Raises:
+        BadInput: if there are too few rows.
+    """
     cut = len(rows) - max(1, round(len(rows) * eval_fraction))
     if cut < 1:
-        aside = f"to set eval_fraction={eval_fraction:g} of them aside for evaluation, but are {len(rows)}"
-        raise BadInput(f"the training rows must be enough {aside}; give more, or rows for evaluation.")
+        aside = (
+            f"to set eval_fraction={eval_fraction:g} of them aside for evaluation, but are"
+            f" {len(rows)}"
+        )
+        raise BadInput(
+            f"the training rows must be enough {aside}; give more, or rows for evaluation."
+        )
     return SplitRows(rows[:cut], rows[cut:])
 
 
 def source_rows(dataset: Dataset, columns: Sequence[str]) -> SourceRows:
-    """Of files, a folder or a hub, not split yet. Raises BadInput as `read_rows`."""
+    """Return the rows of files, a folder or a hub, before any split by `eval_fraction`.
+
+    Raises:
+        BadInput: as `read_rows` does, except for a source that is too short.
+    """
     if dataset.name_or_path is not None:
         return hub_rows(dataset, columns)
     train = _of_files(dataset.train_files or (), columns)
-    return SourceRows(train, None if dataset.eval_files is None else _of_files(dataset.eval_files, columns), {})
+    return SourceRows(
+        train, None if dataset.eval_files is None else _of_files(dataset.eval_files, columns), {}
+    )
 
 
 def _of_files(paths: Sequence[str], columns: Sequence[str]) -> list[Row]:
     rows = []
     for path in map(Path, paths):
-        if path.suffix.lower() not in READERS:
-            raise BadInput(f"the data file {path} must be one of {', '.join(READERS)}, since it has to have columns.")
+        if data_suffix(path) not in READERS:
+            raise BadInput(
+                f"the data file {path} must be one of {', '.join(READERS)}, since it has to have"
+                " columns."
+            )
         rows += list(file_rows(path, columns))
         if not rows:
             raise BadInput(f"the data file {path} must have rows in it, but is empty.")
     return rows
 
 
+def check_columns(dataset: Dataset) -> None:
+    """Read the first row of each of the data set's files that have columns.
+
+    Raises:
+        BadInput: if a file can't be read or lacks a column.
+    """
+    for path in map(Path, (*(dataset.train_files or ()), *(dataset.eval_files or ()))):
+        if data_suffix(path) in READERS:
+            next(file_rows(path, dataset.columns), None)
+
+
+def data_suffix(path: Path) -> str:
+    """Return a data file's suffix in lower case, without the .gz of a compressed one."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
+
+
 def file_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """Of a file whose suffix is one of READERS'. Raises BadInput if it can't be read or lacks a column."""
+    """Read the rows of a file whose `data_suffix` is one of READERS.
+
+    Raises:
+        BadInput: if it can't be read or lacks a column; the message names the line or row.
+    """
     with readable(path):
-        yield from READERS[path.suffix.lower()](path, columns)
+        yield from READERS[data_suffix(path)](path, columns)
+
+
+def file_bytes(path: Path) -> bytes:
+    """Return all bytes of a data file, decompressed where its name ends in .gz."""
+    return gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
+
+
+def _open_text(path: Path, newline: str | None = None) -> TextIO:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
+    return path.open(encoding="utf-8-sig", newline=newline)
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Raises BadInput where the file can't be read or is no UTF-8."""
+    """Turn errors of reading a data file into BadInput.
+
+    Raises:
+        BadInput: if the file can't be read, can't be decompressed or is not UTF-8.
+    """
     try:
         yield
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise BadInput(
+            f"the data file {path} must be gzip, as its name says, but isn't: {error}."
+        ) from error
     except OSError as error:
         raise BadInput(f"can't read the data file {path}: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"the data file {path} must be UTF-8 text, but isn't at byte {error.start}.") from error
+    except UnicodeDecodeError as error:  # its position counts from the start of a chunk
+        raise BadInput(
+            f"the data file {path} must be UTF-8 text, but isn't in line {_undecodable(path)}."
+        ) from error
+
+
+def _undecodable(path: Path) -> int:
+    """Return the number, from 1, of the first line that is not UTF-8."""
+    lines = file_bytes(path).split(b"\n")
+    return next(number for number, line in enumerate(lines, start=1) if not _is_utf8(line))
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    with path.open(encoding="utf-8-sig") as lines:
+    with _open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise BadInput(f"{where}, must be one JSON object, but isn't: {error.msg}.") from error
+            with refused(
+                f"{where}, must be one JSON object, but isn't: {{}}.", ValueError, RecursionError
+            ):
+                row = _parsed(line)
             yield _of_json(row, columns, where)
 
 
 def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     must = f"the data file {path} must be a JSON list of objects, but"
-    with refused(f"{must} isn't JSON: {{}}.", json.JSONDecodeError, RecursionError):
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    text = file_bytes(path).decode("utf-8-sig")
+    with refused(f"{must} isn't JSON: {{}}.", ValueError, RecursionError):
+        rows = _parsed(text)
     if not isinstance(rows, list):
         raise BadInput(f"{must} is a {type(rows).__name__}.")
     for number, row in enumerate(rows, start=1):
         yield _of_json(row, columns, f"{path}, item {number}")
 
 
+def _parsed(text: str) -> Any:
+    """Return the value of a JSON text, with `_TooLong` for numbers that can't be read."""
+    return json.loads(text, object_pairs_hook=_JsonObject, parse_int=_whole_number)
+
+
+def _whole_number(digits: str) -> "int | _TooLong":
+    return int(digits) if len(digits) <= _MOST_DIGITS else _TooLong(len(digits))
+
+
+class _JsonObject(dict[str, Any]):
+    """A JSON object that keeps all names as they were written, repeated ones included."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.names = [name for name, _ in pairs]
+
+
 def _of_json(row: Any, columns: Sequence[str], where: str) -> Row:
-    if not isinstance(row, dict):
+    if not isinstance(row, _JsonObject):
         raise BadInput(f"{where}, must be one JSON object, but is a {type(row).__name__}.")
-    require_columns(columns, list(row), f"{where},")
+    require_columns(columns, row.names, f"{where},")
     values = {column: row[column] for column in columns}
-    if column := next((column for column in columns if _has_half_character(values[column])), None):
-        raise BadInput(f"{where}, must hold text, but column {column!r} has half a surrogate pair; mend or remove it.")
+    for column, value in values.items():
+        with refused(f"{where}, column {column!r} must not be nested so deeply.", RecursionError):
+            problem = _unreadable(value)
+        if problem is not None:
+            raise BadInput(f"{where}, column {column!r} {problem}; mend or remove it.")
     return Row(values, where)
 
 
-def _has_half_character(value: Any) -> bool:
-    r"""Whether a text anywhere in it can't be written as UTF-8: what JSON escapes as \ud800 to \udfff has two parts."""
+def _unreadable(value: Any) -> str | None:
+    r"""Return what is wrong with a part of a JSON value, or None.
+
+    A text that JSON escapes as \ud800 to \udfff is half a character, which can't be written as
+    UTF-8.
+    """
     if isinstance(value, str):
-        return not value.isascii() and _SURROGATES.search(value) is not None
+        has_half = not value.isascii() and _SURROGATES.search(value) is not None
+        return "must hold text, but has half a surrogate pair" if has_half else None
+    if isinstance(value, _TooLong):
+        return (
+            f"must hold numbers of at most {_MOST_DIGITS:,} digits, but has one of {value.digits:,}"
+        )
+    if isinstance(value, _JsonObject) and len(value) < len(value.names):
+        twice = next(name for name, count in Counter(value.names).items() if count > 1)
+        return (
+            f"must hold objects that name each key once, but has one that names {twice!r} more than"
+            " once"
+        )
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(_has_half_character, parts))
+    return next((problem for problem in map(_unreadable, parts) if problem is not None), None)
 
 
-def _csv(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # characters; the module's own 131,072 is shorter than many documents
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        named = list(rows.fieldnames or ())
+def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[Row]:
+    # The limit in characters; the module's own, 131,072, is shorter than many documents.
+    csv.field_size_limit(2**31 - 1)
+    with _open_text(path, newline="") as file:
+        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        with refused(f"{path}, line 1, must be a row of column names, but isn't: {{}}.", csv.Error):
+            named = next(rows, [])
         require_columns(columns, named, str(path))
-        if twice := next((column for column in columns if named.count(column) > 1), None):
-            raise BadInput(f"{path} must name each column once, but has {twice!r} {named.count(twice)} times; rename.")
-        for number, row in enumerate(rows, start=1):
-            if None in row:  # type: ignore[comparison-overlap]
-                more = f"row {number} has {len(named) + len(row[None])}"  # type: ignore[index]
-                raise BadInput(f"{path} must have at most {len(named)} cells in a row, but {more}; quote commas in it.")
-            yield Row({column: row[column] for column in columns}, f"{path}, row {number}")
+        places = {column: named.index(column) for column in columns}
+        number = 0
+        while True:
+            where = f"{path}, line {rows.line_num + 1}"
+            with refused(
+                f"{where}: a quoted cell must end with a quote before a {delimiter!r}: {{}}.",
+                csv.Error,
+            ):
+                cells = next(rows, None)
+            if cells is None:
+                return
+            if not cells:
+                continue  # an empty line
+            number += 1
+            _check_cells(cells, named, places, delimiter, where, number)
+            yield Row(
+                {column: cells[place] for column, place in places.items()}, f"{path}, row {number}"
+            )
+
+
+def _check_cells(
+    cells: Sequence[str],
+    named: Sequence[str],
+    places: dict[str, int],
+    delimiter: str,
+    where: str,
+    number: int,
+) -> None:
+    """Check that a row has a cell for each column that is read, and that its quotes close.
+
+    A cell whose first character is a quote goes on to the next quote, so that an unclosed one
+    swallows the rows after it.
+
+    Raises:
+        BadInput: if the row has more cells than columns, lacks a cell that is read, or has a cell
+            that has swallowed rows.
+    """
+    if len(cells) > len(named):
+        more = f"row {number} has {len(cells)}"
+        raise BadInput(
+            f"{where}: a row must have at most {len(named)} cells, but {more}; quote commas in it."
+        )
+    for column, place in places.items():
+        if place >= len(cells):
+            has = f"row {number} has {len(cells)} of {len(named)} cells"
+            raise BadInput(
+                f"{where}: every row must have a cell for {column!r}, but {has}; add what is"
+                " missing."
+            )
+        inner = cells[place].splitlines()[1:-1] if len(named) > 1 else []
+        if len(inner) >= _SWALLOWED_ROWS and all(
+            line.count(delimiter) == len(named) - 1 for line in inner
+        ):
+            has = f"{column!r} of row {number} has {len(inner)} lines in it that look like rows"
+            raise BadInput(
+                f"{where}: a cell must not hold other rows, but {has}; double the quote that it"
+                " begins with."
+            )
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     import pyarrow.parquet
 
-    with refused(f"the data file {path} must be Parquet, but isn't: {{}}.", pyarrow.ArrowInvalid):
+    with refused(f"the data file {path} must be Parquet, but isn't: {{}}.", pyarrow.ArrowException):
         file = pyarrow.parquet.ParquetFile(path)
+    number = 0
     with file:
         require_columns(columns, file.schema_arrow.names, str(path))
-        batches = (batch.to_pylist() for batch in file.iter_batches(columns=list(columns)))
-        for number, values in enumerate(itertools.chain.from_iterable(batches), start=1):
-            yield Row(values, f"{path}, row {number}")
+        unreadable = (pyarrow.ArrowException, ValueError, OverflowError, OSError)
+        batches = file.iter_batches(columns=list(columns))
+        while True:
+            after = (
+                f"the data file {path} must hold values that Python can read, but after row"
+                f" {number} it doesn't"
+            )
+            with refused(f"{after} (columns {', '.join(columns)}): {{}}.", *unreadable):
+                batch = next(batches, None)
+                values_of_rows = [] if batch is None else batch.to_pylist()
+            if batch is None:
+                return
+            for values in values_of_rows:
+                number += 1
+                yield Row(values, f"{path}, row {number}")
 
 
-READERS = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+_tsv = functools.partial(_csv, delimiter="\t")
+READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[Row]]] = {
+    ".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json,
+    ".csv": _csv, ".tsv": _tsv, ".parquet": _parquet,
+}  # fmt: skip
 
 
 def require_columns(columns: Sequence[str], present: Sequence[str], where: str) -> None:
-    """Raises BadInput if one is missing."""
+    """Check that each column is present exactly once.
+
+    Raises:
+        BadInput: if a column is missing, or several have its name.
+    """
     for column in columns:
-        if column not in present:
-            raise BadInput(f"{where} has no column {column!r}; its columns are {', '.join(present) or 'none'}.")
+        times = present.count(column)
+        if times == 0:
+            raise BadInput(
+                f"{where} has no column {column!r}; its columns are {', '.join(present) or 'none'}."
+            )
+        if times > 1:
+            raise BadInput(
+                f"{where} must name each column once, but has {column!r} {times} times; rename."
+            )
 
 
 def hub_rows(dataset: Dataset, columns: Sequence[str]) -> SourceRows:
-    """Of a hub's data set, or of a local folder of one; images stay as they are stored, {"bytes": .., "path": ..}.
-    Raises BadInput if there is none, or it has no such split or column."""
+    """Read a hub's data set, or a local folder laid out as one.
+
+    Images stay as they are stored, {"bytes": .., "path": ..}.
+
+    Raises:
+        BadInput: if there is no such data set, split or column.
+    """
+    if not Path(str(dataset.name_or_path)).is_dir():
+        return _hub_rows(dataset, columns, None)
+    # The library's own cache identifies a folder by its files' times, which copies can keep, rather
+    # than by their contents.
+    with tempfile.TemporaryDirectory(prefix="carbonopt-") as cache:
+        return _hub_rows(dataset, columns, cache)
+
+
+def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> SourceRows:
     import datasets
+    import yaml
+
+    # This imports datasets, which takes 1.5 s, so it is done only where it is needed.
+    from carbonopt.train.data.folders import loaded_splits
 
     name = dataset.name_or_path
-    unreachable = f"can't reach the Hugging Face hub for the data set {name!r}, and it is not in the local cache"
+    damaged = (datasets.exceptions.DatasetsError, OSError, ValueError, yaml.YAMLError)
+    unreachable = (
+        f"can't reach the Hugging Face hub for the data set {name!r}, and it is not in the local"
+        " cache"
+    )
     with (
-        refused(f"can't load the data set {name!r}: {{}}.", datasets.exceptions.DatasetsError, OSError, ValueError),
+        refused(f"can't load the data set {name!r}: {{}}.", *damaged),
         refused(f"{unreachable}; give a local folder or train_files.", ConnectionError),
     ):
-        loaded = datasets.load_dataset(name, dataset.config)
+        loaded = loaded_splits(dataset, cache)
     parts, names = [], {}
     for split in dict.fromkeys((dataset.train_split, dataset.eval_split)):
         if split not in loaded:
-            has = f"the data set {name!r} has no split {split!r}; its splits are {', '.join(loaded)}"
+            has = (
+                f"the data set {name!r} has no split {split!r}; its splits are {', '.join(loaded)}"
+            )
             aside = f"; eval_split: {dataset.train_split} sets eval_fraction of that aside"
-            raise BadInput(f"{has}{aside if split == dataset.eval_split and dataset.train_split in loaded else ''}.")
+            raise BadInput(
+                f"{has}"
+                f"{aside if split == dataset.eval_split and dataset.train_split in loaded else ''}."
+            )
         where = f"the data set {name!r}, split {split},"
         require_columns(columns, loaded[split].column_names, where)
         rows = loaded[split].select_columns(list(columns))
@@ -198,5 +453,7 @@ def hub_rows(dataset: Dataset, columns: Sequence[str]) -> SourceRows:
                 rows = rows.cast_column(column, datasets.Image(decode=False))
             elif isinstance(feature, datasets.ClassLabel):
                 names[column] = list(feature.names)
-        parts.append([Row(values, f"{where} row {number}") for number, values in enumerate(rows, start=1)])
+        parts.append(
+            [Row(values, f"{where} row {number}") for number, values in enumerate(rows, start=1)]
+        )
     return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, names)

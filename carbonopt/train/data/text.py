@@ -1,16 +1,33 @@
-"""The data set's text: where it comes from, and which of it is for training and which for evaluation."""
+"""The text of a data set, read from its source and split into training and evaluation."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from carbonopt.core.config import Dataset
 from carbonopt.core.errors import BadInput
-from carbonopt.train.data.rows import READERS, Row, file_rows, hub_rows, readable
+from carbonopt.spec.base_settings import Name
+from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.rows import (
+    READERS,
+    Row,
+    data_suffix,
+    file_bytes,
+    file_rows,
+    hub_rows,
+    readable,
+)
+
+# Suffixes of files that don't hold plain text to be trained on.
+_NO_TEXT = (
+    ".7z", ".arrow", ".avro", ".bin", ".bz2", ".db", ".docx", ".feather", ".gz", ".h5", ".hdf5",
+    ".jl", ".jsonlines", ".lz4", ".npy", ".npz", ".odt", ".ods", ".orc", ".pdf", ".pickle", ".pkl",
+    ".pq", ".psv", ".pt", ".rar", ".sqlite", ".tab", ".tar", ".tgz", ".xls", ".xlsx", ".xz", ".zip",
+    ".zst",
+)  # fmt: skip
 
 
 class Text(NamedTuple):
-    """Documents, none of them empty."""
+    """The documents for training and for evaluation, none of them empty."""
 
     train: list[str]
     evaluation: list[str]
@@ -18,24 +35,52 @@ class Text(NamedTuple):
 
 class TextDataset(Dataset, extra="forbid"):
     builtin: Literal["python-docs"] | None = None
-    text_column: str = "text"
+    text_column: Name | None = None  # None: `text`, for files that have columns
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.text_column or "text",)
+
+    def violations(self) -> dict[str, bool]:
+        files = [*(self.train_files or ()), *(self.eval_files or ())]
+        plain = next((file for file in files if data_suffix(Path(file)) not in READERS), None)
+        named = self.text_column is not None
+        has_columns = (
+            f"text_column needs files with columns ({', '.join(READERS)}, by their suffix)"
+        )
+        return {
+            **super().violations(),
+            f"builtin: {self.builtin} has no columns to be named": (
+                named and self.builtin is not None
+            ),
+            f"{has_columns}, but {plain} is read as plain text; rename it, or leave text_column"
+            " out": (named and plain is not None),
+        }
 
 
 def read_text(dataset: TextDataset) -> Text:
-    """Reads the whole data set; what is not split already is split by `eval_fraction`, always at the end: a single
-    document by its characters, several by whole documents. Empty rows are left out: they have no token to learn or to
-    predict. Raises BadInput if a source can't be read, has no such split or column, or has no text."""
+    """Read the whole data set.
+
+    A source without a split of its own is split by `eval_fraction`; its end is for evaluation. A
+    single document is split by its characters, several by whole documents. Empty rows are left
+    out, since they have no token to learn or to predict.
+
+    Raises:
+        BadInput: if a source can't be read, has no such split or column, has no text, or is too
+            short to be split.
+    """
     from pydoc_data.topics import topics
 
     if dataset.builtin is not None:
-        # The reference topics that every Python carries for its help(), in the order of their names.
+        # These are the reference topics that every Python carries for its help(), in the order of
+        # their names.
         return _split([topics[name] for name in sorted(topics)], dataset.eval_fraction)
     if dataset.name_or_path is not None:
         return _hub(dataset)
-    train = _files(dataset.train_files or (), dataset.text_column)
+    train = _files(dataset.train_files or (), dataset)
     if dataset.eval_files is None:
         return _split(train, dataset.eval_fraction)
-    return Text(train, _files(dataset.eval_files, dataset.text_column))
+    return Text(train, _files(dataset.eval_files, dataset))
 
 
 def _split(documents: list[str], eval_fraction: float) -> Text:
@@ -48,13 +93,21 @@ def _split(documents: list[str], eval_fraction: float) -> Text:
         cut = whole - max(1, round(whole * eval_fraction))
         parts = Text(documents[:cut], documents[cut:])
     if not 0 < cut < whole:
-        aside = f"to set eval_fraction={eval_fraction:g} of it aside for evaluation, but has {whole} {unit}"
-        raise BadInput(f"the training text must be long enough {aside}; give more text or eval_files.")
+        aside = (
+            f"to set eval_fraction={eval_fraction:g} of it aside for evaluation, but has {whole}"
+            f" {unit}"
+        )
+        raise BadInput(
+            f"the training text must be long enough {aside}; give more text or eval_files."
+        )
     return parts
 
 
-def _files(paths: tuple[str, ...], column: str) -> list[str]:
-    sources = [_texts(_documents(path, column), column, f"the data file {path}") for path in map(Path, paths)]
+def _files(paths: tuple[str, ...], dataset: TextDataset) -> list[str]:
+    sources = [
+        _texts(_documents(path, dataset), dataset.columns[0], f"the data file {path}")
+        for path in map(Path, paths)
+    ]
     return [text for texts in sources for text in texts]
 
 
@@ -65,16 +118,26 @@ def _texts(documents: Iterable[Row], column: str, source: str) -> list[str]:
     return texts
 
 
-def _documents(path: Path, column: str) -> Iterable[Row]:
-    if path.suffix.lower() in READERS:
+def _documents(path: Path, dataset: TextDataset) -> Iterable[Row]:
+    (column,), suffix = dataset.columns, data_suffix(path)
+    if suffix in READERS:
         return file_rows(path, (column,))
+    if suffix in _NO_TEXT:
+        readers = ", ".join(READERS)
+        raise BadInput(
+            f"the data file {path} must be text or one of {readers}, but is a {suffix} file;"
+            " convert it."
+        )
     with readable(path):
-        # Bytes, not text mode, so that no line ending changes and every character counts.
-        return [Row({column: path.read_bytes().decode("utf-8-sig")}, str(path))]
+        # The file is read as bytes, so that no line ending changes and every character counts.
+        text = file_bytes(path).decode("utf-8-sig")
+    if "\0" in text:
+        raise BadInput(f"the data file {path} must be text, but has NUL characters; convert it.")
+    return [Row({column: text}, str(path))]
 
 
 def _hub(dataset: TextDataset) -> Text:
-    column, rows = dataset.text_column, hub_rows(dataset, (dataset.text_column,))
+    (column,), rows = dataset.columns, hub_rows(dataset, dataset.columns)
     of = f"column {column!r} of the data set {dataset.name_or_path!r}, split"
     train = _texts(rows.train, column, f"{of} {dataset.train_split},")
     if rows.evaluation is None:

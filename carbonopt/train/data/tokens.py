@@ -1,76 +1,145 @@
-"""Text to token ids: the model's own tokenizer, one trained on the text, or one token a character or byte."""
+"""Tokenizers: the model's own, one trained on the text, or one token for a character or byte."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from carbonopt.core.config import ModelWorkload
 from carbonopt.core.errors import BadInput
-from carbonopt.train.data.packing import Tokens
-from carbonopt.train.model import unloadable
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.workload_settings import ModelWorkload
+from carbonopt.train.data.packing import Tokens, stored
+from carbonopt.train.models.model import copy_code, unloadable
 
 END_OF_TEXT, UNKNOWN, PADDING = "<|endoftext|>", "<|unknown|>", "<|padding|>"
 
-_DOCUMENTS_AT_ONCE = 1000
+_DOCUMENTS_AT_ONCE = 1000  # number of documents tokenized together
 
 
 @dataclass(frozen=True)
-class Encoder:
-    """A tokenizer in Hugging Face's form, to be saved with the data, and the way to encode many documents."""
+class TextEncoder:
+    """A tokenizer with a fast way to encode many documents.
+
+    The tokenizer has Hugging Face's form and is saved with the data.
+    """
 
     tokenizer: PreTrainedTokenizerBase
-    rows: Callable[[list[str]], Iterable[np.ndarray]]  # each document's token ids, without special tokens
+    # Returns each document's token ids, without special tokens.
+    rows: Callable[[list[str]], Iterable[np.ndarray]]
 
     def unknown_share(self, tokens: Tokens) -> float:
-        """Of tokens that stand for whatever the tokenizer doesn't know, which are as one and easily predicted."""
+        """Return the share of tokens that stand for what the tokenizer doesn't know.
+
+        These are all one token, which is easily predicted.
+        """
         unknown = self.tokenizer.unk_token_id
-        return 0.0 if unknown in (None, self.tokenizer.eos_token_id) else float(np.mean(tokens == unknown))
+        return (
+            0.0
+            if unknown in (None, self.tokenizer.eos_token_id)
+            else float(np.mean(tokens == unknown))
+        )
 
     def encode(self, documents: list[str]) -> Tokens:
-        """All documents in one array, with the end-of-text token between two of them where the tokenizer has one."""
-        dtype = np.uint16 if len(self.tokenizer) <= 2**16 else np.uint32
+        """Return the tokens of all documents in one array.
+
+        Where the tokenizer has an end-of-text token, it stands between documents.
+        """
         end = self.tokenizer.eos_token_id
         parts: list[np.ndarray] = []
         for ids in self.rows(documents):
             if parts and end is not None:
-                parts.append(np.array([end], dtype))
-            parts.append(ids.astype(dtype))
-        return np.concatenate(parts)
+                parts.append(np.array([end], np.uint32))
+            parts.append(ids)
+        return stored(np.concatenate(parts))
 
 
-def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str]) -> Encoder:
-    """The workload's tokenizer; what has to be learnt from text is learnt from the training text alone. Raises BadInput
-    if a tokenizer can't be loaded."""
+def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str]) -> TextEncoder:
+    """Return the workload's tokenizer with a fast encoder.
+
+    A tokenizer that has to be learnt from text is learnt from the training text alone.
+
+    Raises:
+        BadInput: if a tokenizer can't be loaded.
+    """
     chosen, model = workload.tokenizer, workload.model
     if chosen is not None and chosen.kind is not None:
         return _characters(train, evaluation) if chosen.kind == "char" else _bytes()
     if chosen is not None and chosen.train_bpe is not None:
         tokenizer = _trained_bpe(train, chosen.train_bpe)
     else:
-        name, revision = (model.name_or_path, model.revision) if chosen is None else (chosen.name_or_path, None)
+        name, revision = (
+            (model.name_or_path, model.revision) if chosen is None else (chosen.name_or_path, None)
+        )
         options = {"revision": revision, "trust_remote_code": model.trust_remote_code}
         with unloadable("tokenizer", str(name)):
             tokenizer = AutoTokenizer.from_pretrained(name, **options)
-        if not tokenizer("any text", add_special_tokens=False)["input_ids"]:  # what transformers makes of no files
+        # Without the tokenizer's files, transformers makes one that has no tokens.
+        if not tokenizer("any text", add_special_tokens=False)["input_ids"]:
             instead = "save it there, too (tokenizer.save_pretrained), or give workload.tokenizer"
-            raise BadInput(f"the tokenizer of {name!r} makes no tokens of a text: its files are missing; {instead}.")
+            raise BadInput(
+                f"the tokenizer of {name!r} makes no tokens of a text: its files are missing;"
+                f" {instead}."
+            )
 
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
             batch = documents[start : start + _DOCUMENTS_AT_ONCE]
-            encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            encoded = tokenizer(
+                batch, add_special_tokens=False, return_attention_mask=False, verbose=False
+            )
             yield from (np.array(document, np.uint32) for document in encoded["input_ids"])
 
-    return Encoder(tokenizer, ids)
+    return TextEncoder(tokenizer, ids)
 
 
-def expected_tokenizer(workload: ModelWorkload, texts: Callable[[], Iterable[list[str]]]) -> PreTrainedTokenizerBase:
-    """The one of `make_encoder`, as far as it is known without text: `texts`, those for training and for evaluation,
-    are read for one of characters alone. Raises as `make_encoder`."""
+def save_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, workload: ModelWorkload, folder: PreparedFolder
+) -> None:
+    """Write the tokenizer that trials read, with its code if it brings its own."""
+    tokenizer.save_pretrained(folder.tokenizer)
+    if workload.model.trust_remote_code:
+        given = (
+            workload.model.name_or_path
+            if workload.tokenizer is None
+            else workload.tokenizer.name_or_path
+        )
+        if given is not None:
+            copy_code(Path(given), folder.tokenizer)
+
+
+def saved_tokenizer(
+    workload: ModelWorkload, folder: PreparedFolder, **options: Any
+) -> PreTrainedTokenizerBase:
+    """Read the tokenizer that `save_tokenizer` wrote.
+
+    Args:
+        options: options of transformers, such as the side on which the tokenizer pads.
+    """
+    trusted = workload.model.trust_remote_code
+    tokenizer: PreTrainedTokenizerBase
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder.tokenizer, trust_remote_code=trusted, **options
+    )
+    return tokenizer
+
+
+def expected_tokenizer(
+    workload: ModelWorkload, texts: Callable[[], Iterable[list[str]]]
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of `make_encoder`, as far as it is known without text.
+
+    Args:
+        texts: returns the texts for training and for evaluation; it is called only for a tokenizer
+            of characters.
+
+    Raises:
+        BadInput: as `make_encoder` does.
+    """
     chosen = workload.tokenizer
     if chosen is not None and chosen.train_bpe is not None:
         return _untrained_bpe(chosen.train_bpe)
@@ -79,7 +148,10 @@ def expected_tokenizer(workload: ModelWorkload, texts: Callable[[], Iterable[lis
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The same one, with a token for the end of shorter rows: its own, or the end of a text, or a new one."""
+    """Give the tokenizer a padding token if it has none, and return it.
+
+    The padding token is the end-of-text token if there is one, else a new one.
+    """
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             tokenizer.add_special_tokens({"pad_token": PADDING})
@@ -88,9 +160,14 @@ def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def token_rows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], longest: int) -> tuple[list[list[int]], int]:
-    """The tokens of each text, with the special ones that the tokenizer puts around it, at most so many; and how many
-    texts were cut."""
+def token_rows(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], longest: int
+) -> tuple[list[list[int]], int]:
+    """Tokenize each text, with the special tokens that the tokenizer puts around it.
+
+    Returns:
+        Each text's tokens, at most `longest`, and how many texts were cut.
+    """
     rows: list[list[int]] = []
     truncated = 0
     options = {"return_attention_mask": False, "verbose": False}
@@ -99,78 +176,124 @@ def token_rows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], longest
         whole = tokenizer(batch, **options)["input_ids"]
         long = [index for index, row in enumerate(whole) if len(row) > longest]
         if long:
-            cut = tokenizer([batch[index] for index in long], truncation=True, max_length=longest, **options)
-            for index, row in zip(long, cut["input_ids"], strict=True):
+            cut = cut_rows(tokenizer, [batch[index] for index in long], longest)
+            for index, row in zip(long, cut, strict=True):
                 whole[index] = row
         rows += whole
         truncated += len(long)
     return rows, truncated
 
 
+def cut_rows(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], longest: int
+) -> list[list[int]]:
+    """Return at most `longest` tokens of each text, the special ones around it included.
+
+    The tokenizer forgets the length again. A fast tokenizer would keep it and, saved with the
+    model, cut the texts of everybody who reads its file without transformers.
+    """
+    options = {"return_attention_mask": False, "verbose": False}
+    rows: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=longest, **options)[
+        "input_ids"
+    ]
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_truncation()  # type: ignore[attr-defined]
+    return rows
+
+
 def complete(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives it what texts that stand for themselves need and it lacks: a padding token, and an end token that it puts
-    behind each text. Raises BadInput if it can't be made to."""
+    """Give the tokenizer what independent texts need, where it lacks it.
+
+    This is a padding token, and an end token that it puts after each text.
+
+    Raises:
+        BadInput: if the tokenizer can't be made to put one there.
+    """
     lacking = {"eos_token": END_OF_TEXT, "pad_token": PADDING}
-    tokenizer.add_special_tokens({name: token for name, token in lacking.items() if getattr(tokenizer, name) is None})
+    tokenizer.add_special_tokens(
+        {name: token for name, token in lacking.items() if getattr(tokenizer, name) is None}
+    )
     end = tokenizer.eos_token_id
     if end in tokenizer(text_target="a")["input_ids"]:
         return
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         kind = type(tokenizer).__name__
-        raise BadInput(f"the tokenizer must put its end token behind each text, but {kind} doesn't; give another one.")
+        raise BadInput(
+            f"the tokenizer must put its end token behind each text, but {kind} doesn't; give"
+            " another one."
+        )
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {tokenizer.eos_token}", special_tokens=[(tokenizer.eos_token, end)]
     )
 
 
 def _trained_bpe(train: list[str], vocab_size: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE, as GPT-2's, with at most `vocab_size` tokens, bytes and end of text among them."""
+    """Train a byte-level BPE like GPT-2's.
+
+    It has at most `vocab_size` tokens, those of the bytes and the end of text included.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(train, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
 
 
 def _untrained_bpe(vocab_size: int) -> PreTrainedTokenizerBase:
-    """What `train_bpe` makes, as far as it is known without the text: how many tokens, and which of them is special."""
+    """Return a stand-in for `_trained_bpe`'s tokenizer, as far as it is known without the text.
+
+    It has the same number of tokens and the same special token.
+    """
     vocabulary = {str(index): index for index in range(1, vocab_size)} | {END_OF_TEXT: 0}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_TEXT))  # it takes any text
+    # This model accepts any text.
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_TEXT))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT)
 
 
-def _characters(train: list[str], evaluation: list[str]) -> Encoder:
-    """One token for each distinct character of the training text, in code point order; one more, for what is unknown,
-    where the evaluation text has others: who counts 65 in Tiny Shakespeare should find no vocabulary of 66."""
+def _characters(train: list[str], evaluation: list[str]) -> TextEncoder:
+    """Make a tokenizer with one token for each distinct character of the training text.
+
+    Tokens are in code point order. If the evaluation text has other characters, there is one more
+    token for what is unknown, and none otherwise: who counts 65 characters in Tiny Shakespeare
+    should find no vocabulary of 66.
+    """
     known = sorted(set().union(*train))
     code_points = np.array([ord(character) for character in known], np.uint32)
     special_tokens = {"unk_token": UNKNOWN} if set().union(*evaluation) - set(known) else {}
-    vocabulary = {character: index for index, character in enumerate([*known, *special_tokens.values()])}
+    vocabulary = {
+        character: index for index, character in enumerate([*known, *special_tokens.values()])
+    }
 
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
 
-    def ids(documents: list[str]) -> Iterable[np.ndarray]:  # hundreds of times faster than through the tokenizer
+    # This is hundreds of times faster than encoding with the tokenizer.
+    def ids(documents: list[str]) -> Iterable[np.ndarray]:
         for document in documents:
             points = np.frombuffer(document.encode("utf-32-le", "surrogatepass"), np.uint32)
             index = np.minimum(np.searchsorted(code_points, points), len(known) - 1)
             yield np.where(code_points[index] == points, index, len(known))
 
-    return Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens), ids)
+    return TextEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens), ids)
 
 
-def _bytes() -> Encoder:
-    """256 tokens, the id of each its byte."""
-    tokenizer = Tokenizer(models.BPE({character: byte for byte, character in bytes_to_unicode().items()}, []))
+def _bytes() -> TextEncoder:
+    """Make a tokenizer with 256 tokens, whose ids are the bytes that they stand for."""
+    tokenizer = Tokenizer(
+        models.BPE({character: byte for byte, character in bytes_to_unicode().items()}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
 
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         return (np.frombuffer(document.encode("utf-8"), np.uint8) for document in documents)
 
-    return Encoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), ids)
+    return TextEncoder(PreTrainedTokenizerFast(tokenizer_object=tokenizer), ids)

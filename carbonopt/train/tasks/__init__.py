@@ -1,1 +1,4 @@
-"""The tasks: what is trained, and how it is judged. Each is one file here and one line in `base.TASKS`."""
+"""The training tasks: each says what is trained and how the result is judged.
+
+Each task is one file here and one line in `task.TASKS`.
+"""

@@ -1,18 +1,20 @@
-"""Classification of texts or images, judged by accuracy or macro-F1."""
+"""The task of classifying texts or images, judged by accuracy or macro-F1."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from carbonopt.core.config import ModelWorkload, SequenceLength, Space, values_of
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import ACCURACY, MACRO_F1
-from carbonopt.core.trial import Prepared
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space, values_of
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.spec.workload_settings import ModelWorkload, SequenceLength
 from carbonopt.train.data.labels import LabelledDataset
 from carbonopt.train.failures import as_bad_input
-from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
-from carbonopt.train.tasks.trainer_task import ExampleTask, ModelKind, Part
+from carbonopt.train.models.model_kind import ModelKind
+from carbonopt.train.tasks.task import Card, Evaluation, TrialRun
+from carbonopt.train.tasks.trainer_task import ExampleTask, Part
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from carbonopt.train.data.examples import Examples
     from carbonopt.train.data.labels import Contents, Labelled
-    from carbonopt.train.loop import TrialTrainer
+    from carbonopt.train.training_loop import TrialTrainer
 
 _TEXT_KIND = ModelKind(
     "AutoModelForSequenceClassification",
@@ -29,28 +31,37 @@ _TEXT_KIND = ModelKind(
     "classifier of texts",
 )
 _IMAGE_KIND = ModelKind(
-    "AutoModelForImageClassification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", None, "classifier of images"
+    "AutoModelForImageClassification",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    None,
+    "classifier of images",
 )
 _TEXT_CARD = Card("text-classification", "Text Classification", "a text classifier")
 _IMAGE_CARD = Card("image-classification", "Image Classification", "an image classifier")
 _FEWEST_CLASSES = 2
-_JUDGED_BY = ("labels", "weights")  # what of a batch a model doesn't read
+_JUDGED_BY = ("labels", "weights")  # parts of a batch that are not inputs of the model
 
 
 class ClassificationWorkload(ModelWorkload, extra="forbid"):
     task: Literal["classification"] = "classification"
     dataset: LabelledDataset
-    sequence_length: SequenceLength | None = None  # tokens of a text that are kept; none: images
+    sequence_length: SequenceLength | None = None  # the most tokens kept of a text; None: images
 
-    def faults(self) -> dict[str, bool]:
-        images, untokenized = self.dataset.has_images, self.tokenizer is None and self.model.name_or_path is None
+    def violations(self) -> dict[str, bool]:
+        images, untokenized = (
+            self.dataset.has_images,
+            self.tokenizer is None and self.model.name_or_path is None,
+        )
         return {
-            "images have no sequence_length; leave it out": images and self.sequence_length is not None,
+            "images have no sequence_length; leave it out": (
+                images and self.sequence_length is not None
+            ),
             "images have no tokenizer; leave it out": images and self.tokenizer is not None,
-            "sequence_length is missing: it is how many tokens of a text are kept; for images give "
-            "dataset.image_column": not images and self.sequence_length is None,
-            "a model from_config has no tokenizer: give workload.tokenizer, such as {kind: char}": not images
-            and untokenized,
+            "sequence_length is missing: it is how many tokens of a text are kept; for images give"
+            " dataset.image_column": not images and self.sequence_length is None,
+            "a model from_config has no tokenizer: give workload.tokenizer, such as {kind: char}": (
+                not images and untokenized
+            ),
         }
 
 
@@ -58,7 +69,7 @@ class Classification(ExampleTask):
     settings = ClassificationWorkload
     workload: ClassificationWorkload
     qualities = (ACCURACY, MACRO_F1)
-    masks_attention = True  # of texts; images have none
+    masks_attention = True  # needed for texts; images have no mask
 
     @property
     def card(self) -> Card:
@@ -69,27 +80,32 @@ class Classification(ExampleTask):
         return _IMAGE_KIND if self.workload.dataset.has_images else _TEXT_KIND
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model, weights
+        from carbonopt.train import imports
         from carbonopt.train.data import images, labelled_texts, labels, packing
         from carbonopt.train.data.examples import save_arrays
+        from carbonopt.train.models import model, weights
 
         workload, kind = self.workload, self.model_kind
         if any(layer != "standard" for layer in values_of(space["output_layer"])):
-            raise BadInput("output_layer: a classifier's can't be fused; use standard, or leave it out.")
+            raise BadInput(
+                "output_layer: a classifier's can't be fused; use standard, or leave it out."
+            )
         with as_bad_input("dataset"):
             labelled = labels.read_labelled(workload.dataset)
+        with as_bad_input("model"), model.unloadable("model", str(workload.model.name_or_path)):
+            own_classes = model.own_classes(workload.model)
+        labelled, class_notes = labels.in_model_order(labelled, own_classes)
         if sizes := values_of(space["global_batch_size"]):
             packing.total_steps(len(labelled.train.rows), min(map(int, sizes)), 1)
         read = images.read_images if workload.dataset.has_images else labelled_texts.read_texts
         contents = read(kind, workload, labelled, workload.dataset.content_column, folder)
         with as_bad_input("model"):
-            model.check_head(kind, workload.model, len(labelled.classes))
             weights.check_weights(kind, workload.model, contents.config)
             empty = model.empty_model(kind, contents.config, workload.model.trust_remote_code)
             _check_model(empty, space, contents)
         for part, arrays in (("train", contents.train), ("eval", contents.evaluation)):
             save_arrays(folder.root / part, **arrays)
-        contents.config.save_pretrained(folder.model_config)
+        model.save_config(contents.config, folder, workload.model)
         return Prepared(
             fingerprint=fingerprint,
             train_examples=len(labelled.train.rows),
@@ -97,7 +113,7 @@ class Classification(ExampleTask):
             train_tokens=contents.train_tokens,
             vocab_size=contents.vocab_size,
             model_parameters=sum(parameter.numel() for parameter in empty.parameters()),
-            notes=(*contents.notes, *_notes(labelled, empty)),
+            notes=(*contents.notes, *class_notes, *_notes(labelled, empty)),
             versions=imports.package_versions(),
         )
 
@@ -113,43 +129,53 @@ class Classification(ExampleTask):
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
         if run.spec.params.world_size > 1 and _has_batch_norm(model):
             why = "its batch normalisation would have statistics of its own on every rank"
-            raise BadInput(f"{model.config.model_type} can't be trained on several ranks: {why}; use one GPU.")
+            raise BadInput(
+                f"{model.config.model_type} can't be trained on several ranks: {why}; use one GPU."
+            )
         return super().trainer(run, model, arguments)
 
     def loss_sum(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
-        """Cross entropy in nats."""
+        """Return the sum of the examples' cross entropies in nats."""
         import torch.nn.functional as F
 
         losses = F.cross_entropy(_logits(model, batch), batch["labels"], reduction="none")
         return (losses * batch["weights"]).sum()
 
     def sums(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
-        """Per class: how many examples of it were predicted right, were predicted to be of it, and are of it. Those
-        predicted right are NaN where a logit isn't finite."""
+        """Count each class's correct predictions, all predictions of it, and examples of it.
+
+        If a logit isn't finite, the numbers of correct predictions are NaN.
+        """
         import torch
 
         logits = _logits(model, batch)
         counted = batch["weights"][:, None] > 0
         classes = torch.arange(logits.shape[-1], device=logits.device)
-        predicted, present = (of[:, None].eq(classes) & counted for of in (logits.argmax(-1), batch["labels"]))
+        predicted, present = (
+            of[:, None].eq(classes) & counted for of in (logits.argmax(-1), batch["labels"])
+        )
         sums = torch.stack([of.sum(0).double() for of in (predicted & present, predicted, present)])
         finite = (torch.isfinite(logits) | ~counted).all()
         sums[0] += torch.where(finite, 0.0, torch.nan)
         return sums.flatten()
 
     def expected_config(self) -> "PreTrainedConfig":
-        from carbonopt.train import model
         from carbonopt.train.data import labelled_texts, labels, tokens
+        from carbonopt.train.models import model
 
         workload = self.workload
         if workload.dataset.has_images:
             return model.model_config(self.model_kind, workload, None, num_labels=_FEWEST_CLASSES)
 
         def texts() -> tuple[list[str], list[str]]:
-            return labelled_texts.texts_of(labels.read_labelled(workload.dataset), workload.dataset.content_column)
+            return labelled_texts.texts_of(
+                labels.read_labelled(workload.dataset), workload.dataset.content_column
+            )
 
         tokenizer = tokens.with_padding(tokens.expected_tokenizer(workload, texts))
-        config = model.model_config(self.model_kind, workload, tokenizer, num_labels=_FEWEST_CLASSES)
+        config = model.model_config(
+            self.model_kind, workload, tokenizer, num_labels=_FEWEST_CLASSES
+        )
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
         return config
 
@@ -166,28 +192,39 @@ class Classification(ExampleTask):
         return {"input_ids": tokens, "attention_mask": tokens, **judged_by}
 
     def evaluation(self, sums: list[float]) -> Evaluation:
-        """A class's F1 is 2 × right ÷ (predicted + present), the harmonic mean of precision and recall; 0 for one that
-        is neither predicted nor present."""
+        """Compute accuracy and macro-F1 from the counts of all classes.
+
+        A class's F1 is 2 × right ÷ (predicted + present), the harmonic mean of precision and
+        recall. It is 0 for a class that is neither predicted nor present.
+        """
         right, predicted, present = np.reshape(sums, (3, -1))
         f1 = 2 * right / np.maximum(predicted + present, 1)
         found = {ACCURACY: (right.sum(), present.sum()), MACRO_F1: (f1.sum(), len(f1))}
-        others = {quality.name: quality.value(*of) for quality, of in found.items() if quality is not self.quality}
+        others = {
+            quality.name: quality.value(*of)
+            for quality, of in found.items()
+            if quality is not self.quality
+        }
         total, count = found[self.quality]
         return Evaluation(float(total), int(count), others)
 
 
 def _logits(model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
-    """float32 [batch, classes]"""
+    """Return the model's logits, float32 [batch, classes]."""
     inputs = {name: tensor for name, tensor in batch.items() if name not in _JUDGED_BY}
-    if "pixel_values" in inputs:  # whose type is the weights', which may be of half precision
+    if "pixel_values" in inputs:  # they need the type of the weights, which may be half precision
         inputs["pixel_values"] = inputs["pixel_values"].to(next(model.parameters()).dtype)
     logits: torch.Tensor = model(**inputs).logits
     return logits.float()
 
 
 def _check_model(empty: Any, space: Space, contents: "Contents") -> None:
-    """Raises BadInput if no trial could train this model with these data: it takes no images of their size, has fewer
-    positions than a text has tokens, or hasn't what a dimension asks for."""
+    """Check that the model can be trained on these data.
+
+    Raises:
+        BadInput: if it takes no images of their size, has fewer positions than a text has tokens,
+            or lacks what a dimension of the search needs.
+    """
     import torch
 
     from carbonopt.train.data.labelled_texts import check_positions
@@ -196,12 +233,22 @@ def _check_model(empty: Any, space: Space, contents: "Contents") -> None:
     model_type = contents.config.model_type
     if "pixels" in contents.train:
         shape = contents.train["pixels"].shape[1:]
-        sentence = f"{model_type} of this configuration can't classify images of {' x '.join(map(str, shape))}: {{}}."
-        with refused(sentence, ValueError, TypeError, RuntimeError, AttributeError), torch.no_grad():
+        sentence = (
+            f"{model_type} of this configuration can't classify images of"
+            f" {' x '.join(map(str, shape))}: {{}}."
+        )
+        with (
+            refused(sentence, ValueError, TypeError, RuntimeError, AttributeError),
+            torch.no_grad(),
+        ):
             empty(pixel_values=torch.zeros(2, *shape, device="meta"))
     else:
         check_positions(empty, int(np.diff(contents.train["starts"]).max()))
-    linear = [name for name, part in empty.base_model.named_modules() if type(part).__name__ in ("Linear", "Conv1D")]
+    linear = [
+        name
+        for name, part in empty.base_model.named_modules()
+        if type(part).__name__ in ("Linear", "Conv1D")
+    ]
     if any(values_of(space["lora_rank"])) and not linear:
         raise BadInput(f"lora_rank: {model_type} has no linear layers for adapters; leave it out.")
 
@@ -216,8 +263,11 @@ def _notes(labelled: "Labelled", model: Any) -> tuple[str, ...]:
     notes = []
     if absent := len(labelled.classes) - len(np.unique(labelled.evaluation.labels)):
         notes.append(
-            f"{absent} of {len(labelled.classes)} classes have no evaluation example; for macro-F1 they count as 0."
+            f"{absent} of {len(labelled.classes)} classes have no evaluation example; for macro-F1"
+            " they count as 0."
         )
     if _has_batch_norm(model):
-        notes.append("The model has batch normalisation: its quality depends on the micro batch, too.")
+        notes.append(
+            "The model has batch normalisation: its quality depends on the micro batch, too."
+        )
     return tuple(notes)

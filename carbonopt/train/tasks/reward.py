@@ -1,13 +1,17 @@
-"""Reward models on pairs of answers, judged by preference accuracy: a model with one score for a text learns to rate
-the chosen answer above the rejected one, by the loss −log σ(chosen − rejected) (arXiv 2203.02155, equation 1)."""
+"""The task of training a reward model on pairs of answers, judged by preference accuracy.
+
+The model gives a text one score. It learns to rate the chosen answer above the rejected one by the
+loss −log σ(chosen − rejected) (arXiv 2203.02155, equation 1).
+"""
 
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.dimensions import LARGEST_INT
-from carbonopt.core.files import PreparedFolder
-from carbonopt.train.tasks.base import Card
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.tasks.pair_task import PairTask, PairWorkload
-from carbonopt.train.tasks.trainer_task import ModelKind, Part
+from carbonopt.train.tasks.task import Card
+from carbonopt.train.tasks.trainer_task import Part
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +49,9 @@ class Reward(PairTask):
         return PairExamples(folder.root / part)
 
     def margins(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
-        scores: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        scores: torch.Tensor = model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits
         chosen, rejected = scores.float().squeeze(-1).chunk(2)
         return chosen - rejected
 
@@ -54,8 +60,13 @@ class Reward(PairTask):
 
         return -(F.logsigmoid(self.margins(model, batch)) * batch["weights"]).sum()
 
-    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+    def eval_batch_size(
+        self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT
+    ) -> int:
         from carbonopt.train.data import packing
 
-        # Two rows a pair; one score a token, instead of a vocabulary's.
-        return packing.batch_size_that_fits(memory_bytes, 1, 2 * self.workload.sequence_length, examples)
+        # A pair has two rows, and a token one score instead of a vocabulary's logits.
+
+        return packing.batch_size_that_fits(
+            memory_bytes, 1, 2 * self.workload.sequence_length, examples
+        )

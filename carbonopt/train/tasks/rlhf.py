@@ -1,5 +1,8 @@
-"""Reinforcement learning of a language model from rewards, by TRL's trainers: GRPO (arXiv 2402.03300) and RLOO (arXiv
-2402.14740). Judged by the mean reward of what greedy decoding makes of the evaluation prompts."""
+"""The task of training a language model by reinforcement learning from rewards.
+
+TRL's trainers do the training: GRPO (arXiv 2402.03300) and RLOO (arXiv 2402.14740). The model is
+judged by the mean reward of its greedily decoded completions of the evaluation prompts.
+"""
 
 import importlib.util
 from collections.abc import Collection
@@ -7,26 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from carbonopt.core.config import (
-    REWARDS,
-    Dataset,
-    Frozen,
-    ModelWorkload,
-    Name,
-    SequenceLength,
-    Space,
-    may_be_other_than,
-    values_of,
-)
 from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput, hint
-from carbonopt.core.files import PreparedFolder
+from carbonopt.core.extras import check_installed
 from carbonopt.core.quality import REWARD
-from carbonopt.core.trial import Prepared
+from carbonopt.spec.base_settings import Name, Settings
+from carbonopt.spec.launch_settings import Launch
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space, may_be_other_than, values_of
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.spec.workload_settings import REWARDS, Dataset, ModelWorkload, SequenceLength
 from carbonopt.train.client import Speaker
 from carbonopt.train.failures import as_bad_input, refused
-from carbonopt.train.tasks.base import Card, Evaluation, TrialRun
-from carbonopt.train.tasks.trainer_task import CAUSAL_LM, TrainerTask
+from carbonopt.train.models.model_kind import CAUSAL_LM
+from carbonopt.train.tasks.task import Card, Evaluation, TrialRun
+from carbonopt.train.tasks.trainer_task import TrainerTask
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +32,13 @@ if TYPE_CHECKING:
 
     from carbonopt.train.rewards import Rewards
 
-DEFAULT_KL_COEFFICIENT = 0.04  # of the GRPO paper; TRL's own default leaves the reference model out
+# The GRPO paper's value; TRL's own default leaves the reference model out.
+DEFAULT_KL_COEFFICIENT = 0.04
+# Generation options that ask for several sequences for each prompt.
 _MORE_THAN_ONE_EACH = {"num_return_sequences", "num_beams"}
 
 
-class RewardSource(Frozen):
+class RewardSource(Settings):
     """A reward model's folder or hub name, or a function of the user's own, FILE.py:FUNCTION."""
 
     model: Name | None = None
@@ -46,7 +46,7 @@ class RewardSource(Frozen):
 
     one_of = ("model", "python")
 
-    def faults(self) -> dict[str, bool]:
+    def violations(self) -> dict[str, bool]:
         unnamed = self.python is not None and ":" not in self.python
         return {f"python must be FILE.py:FUNCTION, but is {self.python!r}": unnamed}
 
@@ -59,21 +59,29 @@ class PromptDataset(Dataset, extra="forbid"):
     builtin: Literal["python-docs"] | None = None
     prompt_column: Name = "prompt"
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.prompt_column,)
+
 
 class RLHFWorkload(ModelWorkload, extra="forbid"):
     task: Literal["rlhf"]
     algorithm: Literal["grpo", "rloo"] = "grpo"
     dataset: PromptDataset
-    sequence_length: SequenceLength  # of a prompt, at most
-    max_completion_length: SequenceLength  # of an evaluation's completions, and, unless searched, of training's
+    sequence_length: SequenceLength  # the most tokens of a prompt
+    # The most tokens of a completion in evaluation, and in training unless it is searched.
+    max_completion_length: SequenceLength
     reward: RewardSource
-    gold_reward: RewardSource | None = None  # what the reward stands for, where that can be had: shown beside it
+    # The reward for which `reward` is a proxy, where it can be had; it is shown beside it.
+    gold_reward: RewardSource | None = None
     temperature: float = 1.0
 
-    def faults(self) -> dict[str, bool]:
+    def violations(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
         return {
-            "a model from_config has no tokenizer: give workload.tokenizer, such as {kind: char}": untokenized,
+            "a model from_config has no tokenizer: give workload.tokenizer, such as {kind: char}": (
+                untokenized
+            ),
             f"temperature must be above 0, but is {self.temperature:g}": self.temperature <= 0,
         }
 
@@ -82,22 +90,41 @@ class RLHF(TrainerTask):
     settings = RLHFWorkload
     workload: RLHFWorkload
     qualities = (REWARD,)
-    card = Card("text-generation", "Text Generation", "a language model that has learnt from rewards")
+    card = Card(
+        "text-generation", "Text Generation", "a language model that has learnt from rewards"
+    )
     model_kind = CAUSAL_LM
     imported_ahead = ("carbonopt.train.policy",)
 
-    def check(self, space: Space) -> None:
+    def check(self, space: Space, launch: Launch) -> None:
+        check_installed("trl", "rlhf", "workload.task: rlhf")
         if space["num_generations"] is None:
-            raise BadInput("search.space.num_generations is missing: the task rlhf needs it, such as 8.")
-        if self.workload.training_arguments.get("use_vllm") and importlib.util.find_spec("vllm") is None:
-            raise BadInput("workload.training_arguments.use_vllm needs vLLM, which is not installed; leave it out.")
-        for key, source in {"reward": self.workload.reward, "gold_reward": self.workload.gold_reward}.items():
+            raise BadInput(
+                "search.space.num_generations is missing: the task rlhf needs it, such as 8."
+            )
+        if (
+            self.workload.training_arguments.get("use_vllm")
+            and importlib.util.find_spec("vllm") is None
+        ):
+            raise BadInput(
+                "workload.training_arguments.use_vllm needs vLLM, which is not installed; leave it"
+                " out."
+            )
+        for key, source in {
+            "reward": self.workload.reward,
+            "gold_reward": self.workload.gold_reward,
+        }.items():
             if source is not None and source.file is not None and not Path(source.file).is_file():
-                raise BadInput(f"workload.{key}.python: no file {source.file}; give FILE.py:FUNCTION.")
+                raise BadInput(
+                    f"workload.{key}.python: no file {source.file}; give FILE.py:FUNCTION."
+                )
 
     def input_files(self) -> tuple[str, ...]:
         sources = (self.workload.reward, self.workload.gold_reward)
-        return (*super().input_files(), *(source.file for source in sources if source and source.file))
+        return (
+            *super().input_files(),
+            *(source.file for source in sources if source and source.file),
+        )
 
     @cached_property
     def rewards(self) -> "Rewards":
@@ -122,17 +149,22 @@ class RLHF(TrainerTask):
                     rewards.check_weights(names[key], key)
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model, weights
-        from carbonopt.train.data import prompts, tokens
+        from carbonopt.train import imports
+        from carbonopt.train.data import prompts, templates, tokens
+        from carbonopt.train.models import model, weights
 
         if may_be_other_than(space["output_layer"], "standard"):
-            raise BadInput("output_layer must be standard: TRL's trainers bring a fused one of their own.")
+            raise BadInput(
+                "output_layer must be standard: TRL's trainers bring a fused one of their own."
+            )
         workload, kind, length = self.workload, self.model_kind, self.workload.sequence_length
         self._check_generation()
         with as_bad_input("dataset"):
             split = prompts.read_prompts(workload.dataset)
         with as_bad_input("tokenizer"):
-            tokenizer = tokens.make_encoder(workload, *(part.plain_texts for part in split)).tokenizer
+            tokenizer = tokens.make_encoder(
+                workload, *(part.plain_texts for part in split)
+            ).tokenizer
             prompts.complete(tokenizer, can_grow=workload.model.from_config is not None)
             train, evaluation = (part.kept(tokenizer, length) for part in split)
         with as_bad_input("model"):
@@ -146,39 +178,63 @@ class RLHF(TrainerTask):
                 rewards(evaluation.texts[:2], ["a completion"] * len(evaluation.texts[:2]))
         train.save(folder.root / "train.json")
         evaluation.save(folder.root / "eval.json")
-        tokenizer.save_pretrained(folder.tokenizer)
-        config.save_pretrained(folder.model_config)
+        tokens.save_tokenizer(tokenizer, workload, folder)
+        model.save_config(config, folder, workload.model)
+        dated = templates.note(tokenizer) if split[0].has_messages else ""
         return Prepared(
             fingerprint=fingerprint,
             train_examples=len(train.texts),
             eval_examples=len(evaluation.texts),
             vocab_size=len(tokenizer),
             model_parameters=parameters,
-            notes=(*train.notes, *evaluation.notes),
+            notes=(*train.notes, *evaluation.notes, *filter(None, (dated,))),
             versions=imports.package_versions(),
         )
 
     def _check_generation(self) -> None:
-        """TRL hands these to transformers when it generates, and not before."""
+        """Check the generation options now, since TRL passes them to transformers only later.
+
+        TRL would notice a fault only when it generates.
+
+        Raises:
+            BadInput: if transformers doesn't know an option or refuses its value.
+        """
         from transformers import GenerationConfig
 
         given = self.workload.training_arguments
-        with refused("workload.training_arguments is not what generating takes: {}.", ValueError, TypeError):
+        with refused(
+            "workload.training_arguments is not what generating takes: {}.", ValueError, TypeError
+        ):
             more = dict(given.get("generation_kwargs") or {})
             cache = {"cache_implementation": given.get("cache_implementation")}
             GenerationConfig(**(cache | more), do_sample=True, disable_compile=True)
-        for key in more.keys() - vars(GenerationConfig()).keys() | more.keys() & _MORE_THAN_ONE_EACH:
+        for key in (
+            more.keys() - vars(GenerationConfig()).keys() | more.keys() & _MORE_THAN_ONE_EACH
+        ):
             where = f"workload.training_arguments.generation_kwargs.{key}"
             if key in _MORE_THAN_ONE_EACH:
-                raise BadInput(f"{where} can't be given: one completion is sampled at a time; use num_generations.")
+                raise BadInput(
+                    f"{where} can't be given: one completion is sampled at a time; use"
+                    " num_generations."
+                )
             raise BadInput(f"unknown key {where}; {hint(key, sorted(vars(GenerationConfig())))}")
 
     def _check_positions(self, config: Any, space: Space) -> None:
-        longest = max([self.workload.max_completion_length, *map(int, values_of(space["max_completion_length"]))])
+        longest = max(
+            [
+                self.workload.max_completion_length,
+                *map(int, values_of(space["max_completion_length"])),
+            ]
+        )
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         if isinstance(positions, int) and 0 < positions < self.workload.sequence_length + longest:
-            rule = "sequence_length + max_completion_length must be at most the model's number of positions"
-            raise BadInput(f"{rule}, but got {self.workload.sequence_length} + {longest} and {positions}.")
+            rule = (
+                "sequence_length + max_completion_length must be at most the model's number of"
+                " positions"
+            )
+            raise BadInput(
+                f"{rule}, but got {self.workload.sequence_length} + {longest} and {positions}."
+            )
 
     def arguments_class(self) -> "type[TrainingArguments]":
         from trl.trainer.grpo_config import GRPOConfig
@@ -187,13 +243,17 @@ class RLHF(TrainerTask):
         return GRPOConfig if self.workload.algorithm == "grpo" else RLOOConfig  # type: ignore[no-any-return]
 
     def arguments(self, params: TrainingParams) -> dict[str, Any]:
-        kl_coefficient = DEFAULT_KL_COEFFICIENT if params.kl_coefficient is None else params.kl_coefficient
+        kl_coefficient = (
+            DEFAULT_KL_COEFFICIENT if params.kl_coefficient is None else params.kl_coefficient
+        )
         return {
             "num_generations": params.num_generations,
-            "max_completion_length": params.max_completion_length or self.workload.max_completion_length,
+            "max_completion_length": (
+                params.max_completion_length or self.workload.max_completion_length
+            ),
             "beta": kl_coefficient,
             "temperature": self.workload.temperature,
-            "disable_dropout": True,  # likelihoods are compared with those of another pass
+            "disable_dropout": True,  # likelihoods are compared with those of another forward pass
             "gradient_checkpointing": False,  # TRL's default is on
         }
 
@@ -218,6 +278,8 @@ class RLHF(TrainerTask):
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         import torch
 
-        tokens = torch.zeros(2, self.workload.sequence_length, dtype=torch.int64, device=model.device)
+        tokens = torch.zeros(
+            2, self.workload.sequence_length, dtype=torch.int64, device=model.device
+        )
         logits: torch.Tensor = model(input_ids=tokens).logits
         return logits.float().logsumexp(-1).sum()

@@ -1,44 +1,68 @@
-"""A training script of the user's own, run as it is: a command with placeholders for the dimensions of the search."""
+"""The task of running a user's own training script, unchanged.
 
-import ast
-import os
+The script is started by a command with placeholders for the dimensions of the search.
+"""
+
 import shlex
-import shutil
-import string
-import sys
-from importlib.machinery import PathFinder
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from carbonopt.core import events
-from carbonopt.core.config import Space, Workload, values_of
+from carbonopt.core import channel
 from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.errors import BadInput, hint, shortened
+from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import Quality
-from carbonopt.core.trial import Program, TrialSpec
-from carbonopt.train.tasks.base import Card, Task
+from carbonopt.core.values import Frozen, Scalar
+from carbonopt.spec.launch_settings import Launch
+from carbonopt.spec.quality_source import QualitySource
+from carbonopt.spec.space_settings import Space
+from carbonopt.spec.trial_spec import Program, TrialSpec
+from carbonopt.spec.workload_settings import Workload
+from carbonopt.train.scripts import script_check, script_sources
+from carbonopt.train.scripts.command import Command, Simple
+from carbonopt.train.scripts.config_template import ConfigTemplate
+from carbonopt.train.scripts.script_values import PLACEHOLDERS, with_batches
+from carbonopt.train.tasks.task import Card, Task
 
-# What a command may name beside the dimensions, and what stands there in a trial.
-_PLACEHOLDERS = ("seed", "trial", "world_size", "gradient_accumulation_steps", "output_dir")
 # Programs, and modules of `python -m`, that start the ranks themselves.
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
-_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-_ON_EACH_MACHINE = ("torchrun", "torch.distributed.run")  # of those; the others start ranks on other machines, too
-_LONGEST_ARGUMENT = 2**17 - 1  # bytes: MAX_ARG_STRLEN of Linux, with its end
+_LAUNCHER_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+)
+# Launchers that are started on each machine; the others also start the ranks of other machines.
+_ON_EACH_MACHINE = ("torchrun", "torch.distributed.run")
+# Settings of other workloads that a script has to define by itself.
 _NOT_A_SCRIPTS = ("model", "tokenizer", "dataset", "sequence_length", "eval_batch_size_per_gpu")
+
+
+class TemplateFile(Frozen):
+    """A configuration file with placeholders, read together with the study file that names it."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^/\0]+$")]
+    text: str = Field(max_length=2**20)
 
 
 class ScriptWorkload(Workload, extra="forbid"):
     task: Literal["script"] = "script"
     command: Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
-    folder: str = "."  # in which it runs; the study file's, unless that says another one
-    files: tuple[str, ...] = ()  # that it reads, beside those that the command names; files and folders
-    steps: int | None = Field(default=None, ge=1)  # of a training, where the script doesn't say
+    # A file with placeholders; `{config}` in the command is the path of a trial's copy of it.
+    config_template: TemplateFile | None = None
+    folder: str = "."  # the working folder; by default the one in which the study file is
+    # Files and folders that the script reads, beside those that the command names.
+    files: tuple[str, ...] = ()
+    # The number of steps of a training, where the script doesn't report it.
+    steps: int | None = Field(default=None, ge=1)
     warm: bool = False  # trials are forked from a process that has imported what the script imports
+    # Where the quality is read, if the script doesn't report it.
+    quality_from: QualitySource | None = None
+    keep_outputs: Literal["winner", "all", "none"] = "winner"  # trials whose {output_dir} is kept
 
-    def faults(self) -> dict[str, bool]:
+    def violations(self) -> dict[str, bool]:
         given = [name for name in _NOT_A_SCRIPTS if getattr(self, name) is not None]
         given += [name for name in ("training_arguments", "deepspeed") if getattr(self, name)]
         return {f"a script has no {', '.join(given)}: put it into the script": bool(given)}
@@ -51,141 +75,166 @@ class Script(Task):
     card = Card("other", "Other", "a model")
     own_dimensions = True
 
-    def check(self, space: Space) -> None:
-        """What the command names has to be there, and every dimension has to be in it."""
-        folder, words = Path(self.workload.folder), self._words()
-        if not folder.is_dir():
-            raise BadInput(f"workload.folder: no folder {folder}; give the one in which the command runs.")
-        for name in space.own:
-            if not name.isidentifier() or name in _PLACEHOLDERS:
-                raise BadInput(
-                    f"search.space.{name}: a dimension's name must be a word of letters, digits and _, and none of "
-                    f"{', '.join(_PLACEHOLDERS)}, which carbonopt fills in."
-                )
-        named = {name for word in words for name in placeholders(word)}
-        known = [*space.domains(), *_PLACEHOLDERS]
-        if unknown := sorted(named - set(known)):
-            raise BadInput(f"workload.command: unknown placeholder {{{unknown[0]}}}; {hint(unknown[0], known)}")
-        if unused := [name for name in space.domains() if name not in named]:
-            must = "workload.command must have a placeholder for each dimension of search.space"
-            raise BadInput(f"{must}, but has none for {unused[0]}; put {{{unused[0]}}} into it, or leave it out there.")
-        batches = ("global_batch_size", "micro_batch_size_per_gpu")
-        if "gradient_accumulation_steps" in named and any(space[name] is None for name in batches):
-            must = "workload.command: {gradient_accumulation_steps} needs both batch sizes in search.space"
-            raise BadInput(f"{must}; add {' and '.join(name for name in batches if space[name] is None)} there.")
-        self._check_arguments(space, words)
-        self._check_program(folder, words)
-        if self.workload.warm and self.script is None:
-            must = "workload.warm: true needs a command that begins with `python FILE` or `python -m MODULE`"
-            raise BadInput(f"{must}, but it is {self.workload.command!r}; leave warm out.")
-        for file in self.workload.files:
-            if not Path(file).exists():
-                raise BadInput(f"workload.files: there is no {file}; give existing files or folders.")
+    def check(self, space: Space, launch: Launch) -> None:
+        """Check that the files of the command exist and that it uses every dimension.
 
-    @staticmethod
-    def _check_arguments(space: Space, words: list[str]) -> None:
-        """The operating system has to take them."""
-        values = {f"search.space.{name}": values_of(domain) for name, domain in space.domains().items()}
-        for key, texts in {"workload.command": words, **values}.items():
-            for text in map(str, texts):
-                if "\0" in text or len(text.encode()) > _LONGEST_ARGUMENT:
-                    must = f"a word of a command must have no NUL and at most {_LONGEST_ARGUMENT} bytes"
-                    raise BadInput(f"{key}: {must}, but is {shortened(text)} ({len(text.encode())} bytes).")
+        Raises:
+            BadInput: if something is missing or wrong.
+        """
+        script_check.check(self, space, launch)
 
-    def _check_program(self, folder: Path, words: list[str]) -> None:
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        named = str(folder / words[0]) if "/" in words[0] else words[0]
-        if (program := shutil.which(named, path=path)) is None:
-            why = f"no program {words[0]} is on PATH or, as a path, in {folder}"
-            if Path(named).exists():
-                why = f"{named} can't be executed"
-            raise BadInput(f"workload.command: {why}; give one that can be, such as `python FILE`.")
-        for word in words:
-            if word.endswith(".py") and not placeholders(word) and not (folder / word).is_file():
-                raise BadInput(f"workload.command: no file {folder / word}; give an existing one, or workload.folder.")
-        # Of another Python than this one it isn't known what it can run.
-        if self.script is None or Path(program).resolve() != Path(sys.executable).resolve():
-            return
-        kind, name = self.script
-        if kind == "module" and PathFinder.find_spec(name.partition(".")[0], [str(folder), *sys.path]) is None:
-            why = f"this Python finds no module {name}"
-            raise BadInput(f"workload.command: {why}; install it, or give workload.folder.")
-        if kind == "file" and not placeholders(words[1]):
-            try:
-                ast.parse(Path(name).read_bytes())
-            except (SyntaxError, ValueError) as error:
-                raise BadInput(f"workload.command: {name} is no Python that runs: {error}; mend it.") from error
+    @property
+    def tells_steps(self) -> bool:
+        return script_sources.has_lines(self)
+
+    def notes(self, space: Space, quality: Quality) -> tuple[str, ...]:
+        return script_check.notes(self, space, quality)
+
+    def program_files(self) -> tuple[str, ...]:
+        return tuple(map(str, script_sources.command_files(self).program))
 
     def input_files(self) -> tuple[str, ...]:
-        named = (str(Path(self.workload.folder, word)) for word in self._words() if not placeholders(word))
-        return tuple(dict.fromkeys([*(file for file in named if Path(file).is_file()), *self.workload.files]))
+        found = script_sources.command_files(self)
+        return tuple(
+            dict.fromkeys([*map(str, (*found.program, *found.named)), *self.workload.files])
+        )
 
     def program(self, spec: TrialSpec, quality: Quality) -> Program:
-        output_dir = str(Path(spec.trial_dir) / "output")
+        trial_dir = Path(spec.trial_dir)
+        values = self.values(spec.params, spec.seed, spec.number, spec.output_dir)
+        template = self.template(values)
+        if template is not None:
+            values["config"] = str(trial_dir / template.copy_name)
+        source = self.workload.quality_from
+        if source is not None and source.file is not None:
+            source = source.model_copy(update={"file": filled_path(source.file, values)})
         return Program(
-            argv=tuple(self.argv(spec.params, spec.seed, spec.number, output_dir)),
+            argv=tuple(self.command.argv(values)),
             folder=self.workload.folder,
             environment={
-                events.QUALITY: quality.name,
-                events.DIRECTION: quality.direction,
-                events.RANKS: str(spec.params.world_size),
-                events.TOTAL_STEPS: str(self.workload.steps or ""),
+                channel.QUALITY: quality.name,
+                channel.DIRECTION: quality.direction,
+                channel.RANKS: str(spec.params.world_size),
+                channel.TOTAL_STEPS: str(self.workload.steps or ""),
             },
+            files={} if template is None else {str(values["config"]): template.filled(values)},
+            quality_from=source,
             starts_ranks=self.starts_ranks,
-            on_each_machine=not self.starts_ranks or self._launcher in _ON_EACH_MACHINE,
+            on_each_machine=not self.starts_ranks or self.main.launcher in _ON_EACH_MACHINE,
+            uses_deepspeed=self.uses_deepspeed,
+            has_lines=script_sources.surely_has_lines(self),
             warm=self.workload.warm,
         )
 
-    def argv(self, params: TrialParams, seed: int, trial: int, output_dir: str) -> list[str]:
-        """The command's words for one configuration."""
-        values = {**params.as_record(), "seed": seed, "trial": trial, "output_dir": output_dir}
-        texts = {name: _text(value) for name, value in values.items()}
-        return [word.format_map(texts) for word in self._words()]
+    def shown(self, params: TrialParams, seed: int, trial: int) -> str:
+        """Return the command with the values of a configuration, for people to read."""
+        values = self.values(params, seed, trial, "output") | {"config": "config"}
+        argv = self.command.argv(values)
+        return argv[-1] if self.command.needs_shell else shlex.join(argv)
+
+    @staticmethod
+    def values(params: TrialParams, seed: int, trial: int, output_dir: str) -> dict[str, Scalar]:
+        """Return the value of each placeholder in a trial, except `{config}`.
+
+        Raises:
+            BadInput: if the batch sizes don't go with the number of ranks.
+        """
+        own: dict[str, Scalar] = {"seed": seed, "trial": trial, "output_dir": output_dir}
+        return with_batches(params.as_record()) | own
+
+    def template(self, known: Mapping[str, Scalar]) -> ConfigTemplate | None:
+        """Return the template of the configuration file, or None if there is no such file.
+
+        Args:
+            known: the placeholders that it may use.
+        """
+        file = self.workload.config_template
+        return None if file is None else ConfigTemplate(file.name, file.text, frozenset(known))
+
+    @cached_property
+    def command(self) -> Command:
+        """The parsed command.
+
+        Raises:
+            BadInput: if the command can't be parsed.
+        """
+        try:
+            return Command.parse(self.workload.command)
+        except BadInput as error:
+            raise BadInput(f"workload.command: {error}") from error
 
     @property
     def takes_seed(self) -> bool:
-        return any("seed" in placeholders(word) for word in self._words())
+        names = set(self.command.names)
+        if (template := self.template(dict.fromkeys(PLACEHOLDERS, 0))) is not None:
+            names |= set(template.names)
+        return "seed" in names
+
+    @cached_property
+    def imported(self) -> tuple[set[str], ...]:
+        """The top-level modules that each of the command's Python files imports."""
+        return tuple(script_sources.imported(self))
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """True if the script trains with DeepSpeed, as far as its command and source show."""
+        return script_sources.uses_deepspeed(self)
 
     @property
     def starts_ranks(self) -> bool:
-        """Whether the command is a launcher's, which starts a process for each rank itself."""
-        return self._launcher in (*_LAUNCHERS, *_LAUNCHER_MODULES)
+        """True if the command is a launcher's, which starts a process for each rank itself."""
+        return self.main.launcher in (*_LAUNCHERS, *_LAUNCHER_MODULES)
 
     @property
-    def _launcher(self) -> str:
-        """The program, or the module of `python -m`."""
-        words = self._words()
-        return words[2] if len(words) > 2 and words[1] == "-m" else Path(words[0]).name
+    def main(self) -> Simple:
+        """The program of the command that trains.
+
+        It is the first launcher; without one, the first Python; without one, the last program.
+        """
+        programs = [each for each in self.command.simple if each.words]
+        if not programs:
+            raise BadInput(
+                f"workload.command must have a program, but is {self.workload.command!r}."
+            )
+        launchers = (
+            each for each in programs if each.launcher in (*_LAUNCHERS, *_LAUNCHER_MODULES)
+        )
+        pythons = (
+            each for each in programs if each.words[0].rpartition("/")[2].startswith("python")
+        )
+        return next(launchers, None) or next(pythons, None) or programs[-1]
 
     @property
     def script(self) -> tuple[str, str] | None:
-        """Of a command that Python runs: "file" and its path, or "module" and its name; None: of another."""
-        words = self._words()
-        if not Path(words[0]).name.startswith("python") or len(words) < 2 or self.starts_ranks:
+        """The script that Python runs: "file" and its path, or "module" and its name.
+
+        None if the command needs a shell, starts the ranks itself or is not a plain call of Python.
+        """
+        words = self.command.words
+        if (
+            self.command.needs_shell
+            or not Path(words[0]).name.startswith("python")
+            or len(words) < 2
+        ):
+            return None
+        if self.starts_ranks:
             return None
         if words[1] == "-m" and len(words) > 2:
             return "module", words[2]
-        return None if words[1].startswith("-") else ("file", str(Path(self.workload.folder, words[1])))
-
-    def _words(self) -> list[str]:
-        try:
-            return shlex.split(self.workload.command)
-        except ValueError as error:
-            raise BadInput(f"workload.command can't be split into words as a shell would: {error}.") from error
+        return (
+            None
+            if words[1].startswith("-")
+            else ("file", str(Path(self.workload.folder, words[1])))
+        )
 
 
-def placeholders(word: str) -> list[str]:
-    """The names in braces; `{{` and `}}` are braces. Raises BadInput for what is no plain name."""
-    try:
-        parts = list(string.Formatter().parse(word))
-    except ValueError as error:
-        raise BadInput(f"workload.command: {word!r} has braces that don't match; write {{{{ for a brace.") from error
-    named = [(name, form, conversion) for _, name, form, conversion in parts if name is not None]
-    if any(not name.isidentifier() or form or conversion for name, form, conversion in named):
-        raise BadInput(f"workload.command: {word!r} must have plain names in braces; write {{{{ for a brace.")
-    return [name for name, _, _ in named]
+def filled_path(path: str, values: Mapping[str, Scalar]) -> str:
+    """Return a path with the values of its placeholders.
 
+    Raises:
+        BadInput: if the path can't be parsed, or a placeholder is unknown.
+    """
 
-def _text(value: Any) -> str:
-    """A value as it stands in a command; of a flag as YAML has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    command = Command.parse(path)
+    texts = [placeholder.text(values) for placeholder in command.placeholders]
+    return command.filled(texts)

@@ -1,17 +1,22 @@
-"""Supervised fine-tuning on prompts with their responses, or on chats, judged by perplexity: of the tokens of responses
-alone, in training and in evaluation."""
+"""The task of supervised fine-tuning on prompts with responses, or on chats.
+
+The model learns to predict the tokens of responses alone. It is judged by perplexity, again over
+the tokens of responses alone.
+"""
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from carbonopt.core.config import Dataset, ModelWorkload, SequenceLength, Space, values_of
 from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import Prepared
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space, values_of
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.spec.workload_settings import Dataset, ModelWorkload, SequenceLength
 from carbonopt.train.failures import as_bad_input
-from carbonopt.train.tasks.base import Card, Evaluation
-from carbonopt.train.tasks.trainer_task import CAUSAL_LM, ExampleTask, Part
+from carbonopt.train.models.model_kind import CAUSAL_LM
+from carbonopt.train.tasks.task import Card, Evaluation
+from carbonopt.train.tasks.trainer_task import ExampleTask, Part
 
 if TYPE_CHECKING:
     import torch
@@ -21,29 +26,44 @@ if TYPE_CHECKING:
     from carbonopt.train.data.responses import Responses
     from carbonopt.train.token_loss import TokenLoss
 
-_PARAGRAPHS = 3  # of a topic of Python's help: its heading, and about as much as a short answer has
+# Paragraphs of a topic of Python's help that make a response: its heading, and about as much text
+# as a short answer has.
+_PARAGRAPHS = 3
 
 
 class ResponseDataset(Dataset, extra="forbid"):
     builtin: Literal["python-docs"] | None = None
     prompt_column: str = "prompt"
     response_column: str = "response"
-    messages_column: str | None = None  # none: prompts and responses
+    messages_column: str | None = None  # None: the data has prompts and responses
 
-    def faults(self) -> dict[str, bool]:
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (
+            (self.prompt_column, self.response_column)
+            if self.messages_column is None
+            else (self.messages_column,)
+        )
+
+    def violations(self) -> dict[str, bool]:
         prompt, response, messages = self.prompt_column, self.response_column, self.messages_column
-        csv = [file for file in (*(self.train_files or ()), *(self.eval_files or ())) if file.lower().endswith(".csv")]
+        files = (*(self.train_files or ()), *(self.eval_files or ()))
+        csv = [
+            file for file in files if file.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
+        ]
         both = messages is not None and (prompt, response) != ("prompt", "response")
         return {
-            **super().faults(),
-            f"prompt_column and response_column must differ, but both are {prompt!r}": prompt == response,
-            "messages_column goes without prompt_column and response_column; give one or the others": both,
+            **super().violations(),
+            f"prompt_column and response_column must differ, but both are {prompt!r}": (
+                prompt == response
+            ),
+            "messages_column goes without prompt_column and response_column; give one or the"
+            " others": both,
             "messages_column needs a data set with messages, which python-docs has not": bool(
                 messages and self.builtin
             ),
-            f"messages_column needs files that can hold lists, such as jsonl, which {csv[:1]} can't": bool(
-                messages and csv
-            ),
+            "messages_column needs files that can hold lists, such as jsonl, which"
+            f" {csv[:1]} can't": bool(messages and csv),
         }
 
 
@@ -53,13 +73,16 @@ class SFTWorkload(ModelWorkload, extra="forbid"):
     sequence_length: SequenceLength
     packing: bool = False
 
-    def faults(self) -> dict[str, bool]:
+    def violations(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
         untemplated = self.tokenizer is not None and self.tokenizer.name_or_path is None
         return {
-            "a model from_config has no tokenizer: give workload.tokenizer, such as {train_bpe: 1024}": untokenized,
-            "dataset.messages_column needs a tokenizer that has a chat template: give tokenizer.name_or_path, "
-            "or prompt_column and response_column": untemplated and self.dataset.messages_column is not None,
+            "a model from_config has no tokenizer: give workload.tokenizer, such as"
+            " {train_bpe: 1024}": untokenized,
+            "dataset.messages_column needs a tokenizer that has a chat template: give"
+            " tokenizer.name_or_path, or prompt_column and response_column": (
+                untemplated and self.dataset.messages_column is not None
+            ),
         }
 
 
@@ -69,20 +92,26 @@ class SFT(ExampleTask):
     qualities = (PERPLEXITY,)
     card = Card("text-generation", "Text Generation", "a language model that responds to prompts")
     model_kind = CAUSAL_LM
-    _loss: "TokenLoss"  # of the model that `begin` was told
+    _loss: "TokenLoss"  # the loss for the model that `begin` was given
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
-        from carbonopt.train import imports, model, weights
-        from carbonopt.train.data import chat, responses, tokens
+        from carbonopt.train import imports
+        from carbonopt.train.data import chat, responses, templates, tokens
+        from carbonopt.train.models import model, weights
 
         workload, length, kind = self.workload, self.workload.sequence_length, self.model_kind
         with as_bad_input("dataset"):
             train, evaluation = _chats(workload.dataset)
         with as_bad_input("tokenizer"):
-            tokenizer = tokens.make_encoder(workload, chat.texts_of(train), chat.texts_of(evaluation)).tokenizer
+            tokenizer = tokens.make_encoder(
+                workload, chat.texts_of(train), chat.texts_of(evaluation)
+            ).tokenizer
             plain = tokenizer.chat_template is None
             if plain and workload.dataset.messages_column is not None:
-                rule = "dataset.messages_column needs a tokenizer that has a chat template, but this one has none"
+                rule = (
+                    "dataset.messages_column needs a tokenizer that has a chat template, but this"
+                    " one has none"
+                )
                 raise BadInput(f"{rule}; give another one, or prompt_column and response_column.")
             kept = responses.keep(train, tokenizer, plain, length, "training")
             eval_kept = responses.keep(evaluation, tokenizer, plain, length, "evaluation")
@@ -92,11 +121,16 @@ class SFT(ExampleTask):
             weights.check_weights(kind, workload.model, config)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         packed_to = length if workload.packing else None
-        rows = responses.save_responses(folder.root / "train", kept.examples, len(tokenizer), packed_to)
-        eval_rows = responses.save_responses(folder.root / "eval", eval_kept.examples, len(tokenizer))
-        tokenizer.save_pretrained(folder.tokenizer)
-        config.save_pretrained(folder.model_config)
-        packed = f"{len(kept.examples)} training examples were packed into {rows} rows." if packed_to else ""
+        rows = responses.save_responses(folder.root / "train", kept.examples, packed_to)
+        eval_rows = responses.save_responses(folder.root / "eval", eval_kept.examples)
+        tokens.save_tokenizer(tokenizer, workload, folder)
+        model.save_config(config, folder, workload.model)
+        dated = "" if plain else templates.note(tokenizer)
+        packed = (
+            f"{len(kept.examples)} training examples were packed into {rows} rows."
+            if packed_to
+            else ""
+        )
         return Prepared(
             fingerprint=fingerprint,
             train_examples=rows,
@@ -105,22 +139,28 @@ class SFT(ExampleTask):
             eval_tokens=eval_kept.response_tokens,
             vocab_size=len(tokenizer),
             model_parameters=parameters,
-            notes=tuple(note for note in (kept.note, eval_kept.note, packed) if note),
+            notes=tuple(note for note in (kept.note, eval_kept.note, packed, dated) if note),
             versions=imports.package_versions(),
             eval_batch_size_per_gpu=self.eval_batch_size_here(config, eval_rows),
         )
 
     def _check(self, space: Space, config: "PreTrainedConfig") -> None:
-        """Raises BadInput for a dimension's value that the model can't have, and for packing that it can't do."""
-        from carbonopt.train.model import check_output_layer
-        from carbonopt.train.packing_check import check_packing
+        """Check that the model can have each value of the dimensions, and packing if it is on.
+
+        Raises:
+            BadInput: if it can't.
+        """
+        from carbonopt.train.models.model import check_output_layer
+        from carbonopt.train.models.packing_check import check_packing
 
         trusted = self.workload.model.trust_remote_code
         for layer in values_of(space["output_layer"]):
             check_output_layer(self.model_kind, config, str(layer), trusted)
         if self.workload.packing:
             for attention in values_of(space["attention_implementation"]) or (None,):
-                check_packing(self.model_kind, config, None if attention is None else str(attention), trusted)
+                check_packing(
+                    self.model_kind, config, None if attention is None else str(attention), trusted
+                )
 
     def examples(self, folder: PreparedFolder, part: Part) -> "Responses":
         from carbonopt.train.data.responses import Responses
@@ -138,7 +178,7 @@ class SFT(ExampleTask):
         return self._loss.sum(model(**inputs).logits, targets)
 
     def sums(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
-        """Negative log-likelihood in nats, and target tokens."""
+        """Return the negative log-likelihood in nats, and the number of target tokens."""
         import torch
 
         from carbonopt.train.data.packing import IGNORED
@@ -150,7 +190,9 @@ class SFT(ExampleTask):
     def evaluation(self, sums: list[float]) -> Evaluation:
         return Evaluation(sums[0], round(sums[1]))
 
-    def eval_batch_size(self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT) -> int:
+    def eval_batch_size(
+        self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT
+    ) -> int:
         from carbonopt.train.data import packing
 
         vocab_size, length = config.get_text_config().vocab_size, self.workload.sequence_length
@@ -161,48 +203,80 @@ class SFT(ExampleTask):
         return self.workload.packing
 
     def expected_config(self) -> "PreTrainedConfig":
-        from carbonopt.train import model
         from carbonopt.train.data import chat, tokens
+        from carbonopt.train.models import model
 
-        tokenizer = tokens.expected_tokenizer(self.workload, lambda: map(chat.texts_of, _chats(self.workload.dataset)))
+        tokenizer = tokens.expected_tokenizer(
+            self.workload, lambda: map(chat.texts_of, _chats(self.workload.dataset))
+        )
         return model.model_config(self.model_kind, self.workload, tokenizer)
 
     def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
         import torch
 
-        names = ("input_ids", "targets", "position_ids") if self.workload.packing else ("input_ids", "targets")
-        return {name: torch.zeros(size, self.workload.sequence_length, dtype=torch.int64) for name in names}
+        names = (
+            ("input_ids", "targets", "position_ids")
+            if self.workload.packing
+            else ("input_ids", "targets")
+        )
+        return {
+            name: torch.zeros(size, self.workload.sequence_length, dtype=torch.int64)
+            for name in names
+        }
 
 
 def _divided(batch: dict[str, "torch.Tensor"]) -> tuple[dict[str, Any], "torch.Tensor"]:
-    """What the model reads, and the targets. With a cache models take positions for those of one example."""
-    return {**{name: batch[name] for name in batch if name != "targets"}, "use_cache": False}, batch["targets"]
+    """Return the arguments of the model's forward pass, and the targets.
+
+    The cache is off: with one, models take the positions of a packed row for those of one example.
+    """
+    return {
+        **{name: batch[name] for name in batch if name != "targets"},
+        "use_cache": False,
+    }, batch["targets"]
 
 
 def _chats(dataset: ResponseDataset) -> tuple[list["Chat"], list["Chat"]]:
-    """For training and for evaluation."""
+    """Return the chats for training and those for evaluation."""
     from carbonopt.train.data import chat, rows
 
-    prompt, response, messages = dataset.prompt_column, dataset.response_column, dataset.messages_column
+    prompt, response, messages = (
+        dataset.prompt_column,
+        dataset.response_column,
+        dataset.messages_column,
+    )
     if dataset.builtin is not None:
         split = rows.split_rows(_python_docs(prompt, response), dataset.eval_fraction)
     else:
-        split = rows.read_rows(dataset, (prompt, response) if messages is None else (messages,))
+        split = rows.read_rows(dataset, dataset.columns)
     if messages is not None:
         train, evaluation = ([chat.chat_messages(row, messages) for row in part] for part in split)
     else:
-        train, evaluation = ([chat.prompt_and_response(row, prompt, response) for row in part] for part in split)
+        train, evaluation = (
+            [chat.prompt_and_response(row, prompt, response) for row in part] for part in split
+        )
     return train, evaluation
 
 
 def _python_docs(prompt_column: str, response_column: str) -> list[Any]:
-    """The topics of Python's help(), in the order of their names, each with the beginning of its text."""
+    """Return rows that ask for a topic of Python's help() and respond with the text's beginning.
+
+    The topics are in the order of their names.
+    """
     from pydoc_data.topics import topics
 
     from carbonopt.train.data.rows import Row
 
-    beginnings = {name: "\n\n".join(topics[name].split("\n\n")[:_PARAGRAPHS]) for name in sorted(topics)}
+    beginnings = {
+        name: "\n\n".join(topics[name].split("\n\n")[:_PARAGRAPHS]) for name in sorted(topics)
+    }
     return [
-        Row({prompt_column: f"What does Python's help say about {name!r}?\n\n", response_column: text}, name)
+        Row(
+            {
+                prompt_column: f"What does Python's help say about {name!r}?\n\n",
+                response_column: text,
+            },
+            name,
+        )
         for name, text in beginnings.items()
     ]

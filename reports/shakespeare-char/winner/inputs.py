@@ -24,14 +24,22 @@ def places(contents: bool = True) -> dict[str, str]:
     # Whoever calls this by itself, too, has run.sh beside it, which is what all sentences speak of.
     purpose = "Trains the recommended configuration once more."
     parser = argparse.ArgumentParser("./run.sh", description=purpose, allow_abbrev=False)
-    parser.add_argument("--data", metavar="FOLDER", help=f"where the data lies, if not in {HERE / DATA}")
+    parser.add_argument(
+        "--data", metavar="FOLDER", help=f"where the data lies, if not in {HERE / DATA}"
+    )
     given = parser.parse_args().data
     if given == "":
         raise SystemExit("--data: the name of the folder is empty")
     folders = [HERE / DATA]
-    if given is not None:  # run.sh changes the folder, and says which one a relative path leads from
+    if (
+        given is not None
+    ):  # run.sh changes the folder, and says which one a relative path leads from
         folders.insert(0, Path(os.environ.get("CALLED_FROM", "."), given).absolute())
-    searched = f"not in {folders[0]}" if len(folders) == 1 else f"neither in {folders[0]} nor in {folders[1]}"
+    searched = (
+        f"not in {folders[0]}"
+        if len(folders) == 1
+        else f"neither in {folders[0]} nor in {folders[1]}"
+    )
     place_by_name, complaints = {}, []
     for name, files in _listed().items():
         below = name.removeprefix(f"{DATA}/")
@@ -39,11 +47,16 @@ def places(contents: bool = True) -> dict[str, str]:
         place = next((folder / below for folder in folders if (folder / below).exists()), None)
         if place is None:
             remedy = f"put it at {HERE / DATA / shown}, or say which folder it lies in: ./run.sh --data FOLDER"
-            complaints.append(f"{shown} ({described(files)}) is missing: it is {searched}; {remedy}")
+            complaints.append(
+                f"{shown} ({described(files)}) is missing: it is {searched}; {remedy}"
+            )
             continue
         place_by_name[name] = str(place)
         if not files and contents:
-            print(f"{shown} is taken as it is: {LIST} has no size and no sha256 of it", file=sys.stderr)
+            print(
+                f"{shown} is taken as it is: {LIST} has no size and no sha256 of it",
+                file=sys.stderr,
+            )
         remedy = f"put the right one there, or give {name!r} an empty list in {HERE / LIST} to train with what is there"
         wrong = (_complaint(place / file["path"], file, contents) for file in files)
         complaints += [f"{complaint}; {remedy}" for complaint in wrong if complaint]
@@ -57,11 +70,15 @@ def places(contents: bool = True) -> dict[str, str]:
 
 def _listed() -> dict[str, list[dict[str, Any]]]:
     try:
-        listed: dict[str, list[dict[str, Any]]] = json.loads((HERE / LIST).read_text(encoding="utf-8"))
+        listed: dict[str, list[dict[str, Any]]] = json.loads(
+            (HERE / LIST).read_text(encoding="utf-8")
+        )
         for files in listed.values():
             _ = [(file["path"], file["bytes"], file["sha256"]) for file in files]
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise SystemExit(f"{HERE / LIST} is not as it was written: {error!r}; take it from the report again") from error
+        raise SystemExit(
+            f"{HERE / LIST} is not as it was written: {error!r}; take it from the report again"
+        ) from error
     return listed
 
 
@@ -93,7 +110,9 @@ def _complaint(path: Path, recorded: dict[str, Any], contents: bool) -> str | No
     if (size := path.stat().st_size) != recorded["bytes"]:
         return f"{path} is not the recorded file: it must have {recorded['bytes']:,} bytes, but has {size:,}"
     try:
-        sha256 = sha256_of(path, recorded.get("pieces", 0)) if contents and recorded["sha256"] else None
+        sha256 = (
+            sha256_of(path, recorded.get("pieces", 0)) if contents and recorded["sha256"] else None
+        )
     except OSError as error:
         return f"{path} can't be read: {error.strerror}"
     if sha256 not in (None, recorded["sha256"]):

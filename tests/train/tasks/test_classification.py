@@ -1,4 +1,6 @@
-"""Classification: which data it takes and refuses, what a model reads of them, and how it is judged."""
+"""Classification: which data it takes and refuses, what a model reads of them, and how it is
+judged.
+"""
 
 import io
 import json
@@ -14,17 +16,24 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import f1_score
 from small_studies import study
-from transformers import AutoConfig, AutoImageProcessor, AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
-from carbonopt.core.config import Space
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import ACCURACY, MACRO_F1
-from carbonopt.core.trial import EvalPoint, Prepared
+from carbonopt.core.trial import EvalPoint
 from carbonopt.export.model_card import _card
-from carbonopt.study.file import parse_study
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.study.study_file import parse_study
 from carbonopt.train.data.examples import open_arrays
-from carbonopt.train.tasks.base import task_for
+from carbonopt.train.tasks.task import task_for
 
 BERT = {
     "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -47,12 +56,18 @@ TEXTS = {
     "sequence_length": 16,
 }
 DIGITS = {"task": "classification", "model": {"from_config": VIT}, "dataset": {"builtin": "digits"}}
-ROWS = [{"text": f"{word} {number}", "label": word} for number in range(10) for word in ("sun", "rain", "snow")]
+ROWS = [
+    {"text": f"{word} {number}", "label": word}
+    for number in range(10)
+    for word in ("sun", "rain", "snow")
+]
 
 
 def parsed(workload: dict, **target: float):
     raw = study().config.model_dump(mode="json", exclude_none=True)
-    return parse_study({**raw, "target": target or {"accuracy": 0.5}, "workload": workload}, "study.yaml").workload
+    return parse_study(
+        {**raw, "target": target or {"accuracy": 0.5}, "workload": workload}, "study.yaml"
+    ).workload
 
 
 def prepared(workload: dict, folder: Path, **space) -> tuple[PreparedFolder, Prepared]:
@@ -75,7 +90,8 @@ def classes(folder: PreparedFolder) -> list[str]:
     return [names[place] for place in range(len(names))]
 
 
-# ------------------------------------------------------------------------------------------------------- study files
+# -------------------------------------------------------------------------------------------------------
+# study files
 
 
 @pytest.mark.parametrize(
@@ -85,9 +101,21 @@ def classes(folder: PreparedFolder) -> list[str]:
         ({**TEXTS, "tokenizer": None}, {}, "workload: a model from_config has no tokenizer"),
         ({**DIGITS, "sequence_length": 8}, {}, "workload: images have no sequence_length"),
         ({**DIGITS, "tokenizer": {"kind": "char"}}, {}, "workload: images have no tokenizer"),
-        ({**DIGITS, "dataset": {"builtin": "mnist"}}, {}, "workload.dataset.builtin: input should be 'digits'"),
-        ({**DIGITS, "dataset": {"builtin": "digits", "image_column": "x"}}, {}, "has no columns to be named"),
-        ({**DIGITS, "dataset": {"train_files": ["a.csv"], "image_column": "x"}}, {}, "but got a.csv"),
+        (
+            {**DIGITS, "dataset": {"builtin": "mnist"}},
+            {},
+            "workload.dataset.builtin: input should be 'digits'",
+        ),
+        (
+            {**DIGITS, "dataset": {"builtin": "digits", "image_column": "x"}},
+            {},
+            "has no columns to be named",
+        ),
+        (
+            {**DIGITS, "dataset": {"train_files": ["a.csv"], "image_column": "x"}},
+            {},
+            "but got a.csv",
+        ),
         (
             {**DIGITS, "dataset": {"name_or_path": "a/b", "image_column": "x", "text_column": "y"}},
             {},
@@ -98,7 +126,11 @@ def classes(folder: PreparedFolder) -> list[str]:
             {},
             "must differ, but both are 'text'",
         ),
-        ({**DIGITS, "dataset": {"builtin": "digits", "label_colum": "x"}}, {}, "did you mean label_column?"),
+        (
+            {**DIGITS, "dataset": {"builtin": "digits", "label_colum": "x"}},
+            {},
+            "did you mean label_column?",
+        ),
         (DIGITS, {"perplexity": 3.0}, "target must be accuracy or macro_f1, by which"),
         (DIGITS, {"accuracy": 1.5}, "target.accuracy: "),
     ],
@@ -118,7 +150,8 @@ def test_a_card_is_of_what_is_classified():
     assert _card(parsed(TEXTS)).pipeline_tag == "text-classification"
 
 
-# -------------------------------------------------------------------------------------------------------------- texts
+# --------------------------------------------------------------------------------------------------------------
+# texts
 
 
 @pytest.mark.parametrize(
@@ -130,7 +163,10 @@ def test_a_card_is_of_what_is_classified():
     ],
 )
 def test_classes_are_those_of_the_training_data_in_order(labels, ordered, tmp_path):
-    rows = [{"text": f"text {number}", "label": labels[number % len(labels)]} for number in range(4 * len(labels))]
+    rows = [
+        {"text": f"text {number}", "label": labels[number % len(labels)]}
+        for number in range(4 * len(labels))
+    ]
     folder, summary = prepared(of_rows(rows, tmp_path), tmp_path / "prepared")
     assert classes(folder) == ordered
     assert summary.train_examples == 3 * len(labels) and summary.eval_examples == len(labels)
@@ -140,14 +176,17 @@ def test_the_last_rows_of_each_class_are_held_back(tmp_path):
     """The rows of one class may all come after the other's."""
     rows = sorted(ROWS, key=lambda row: row["label"])
     folder, summary = prepared(
-        of_rows(rows, tmp_path, eval_fraction=0.25, tokenizer={"kind": "byte"}), tmp_path / "prepared"
+        of_rows(rows, tmp_path, eval_fraction=0.25, tokenizer={"kind": "byte"}),
+        tmp_path / "prepared",
     )
     assert (summary.train_examples, summary.eval_examples) == (24, 6)
     evaluation = open_arrays(folder.root / "eval")
     assert np.bincount(evaluation["labels"]).tolist() == [2, 2, 2]
     tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
     ends = evaluation["starts"]
-    texts = [tokenizer.decode(evaluation["tokens"][ends[i] : ends[i + 1]].tolist()) for i in range(6)]
+    texts = [
+        tokenizer.decode(evaluation["tokens"][ends[i] : ends[i + 1]].tolist()) for i in range(6)
+    ]
     assert texts == ["rain 8", "rain 9", "snow 8", "snow 9", "sun 8", "sun 9"]
 
 
@@ -173,7 +212,9 @@ def test_special_tokens_stay_when_a_text_is_cut(tmp_path):
     from tokenizers.processors import TemplateProcessing
 
     around = [("<cls>", tokenizer.cls_token_id), ("<sep>", tokenizer.sep_token_id)]
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<cls> $A <sep>", special_tokens=around)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<cls> $A <sep>", special_tokens=around
+    )
     tokenizer.save_pretrained(tmp_path / "own")
     changes = {"tokenizer": {"name_or_path": str(tmp_path / "own")}, "sequence_length": 5}
     folder, _ = prepared(of_rows(ROWS, tmp_path, **changes), tmp_path / "prepared")
@@ -182,32 +223,75 @@ def test_special_tokens_stay_when_a_text_is_cut(tmp_path):
     assert tokenizer.decode(first).replace(" ", "") == "<cls>sun<sep>" and len(first) == 5
 
 
+@pytest.mark.parametrize("length", [5, 16])
+def test_the_saved_tokenizer_cuts_and_pads_nothing_by_itself(length, tmp_path):
+    kept, _ = prepared(of_rows(ROWS, tmp_path), tmp_path / "made")
+    own = Tokenizer.from_file(str(kept.tokenizer / "tokenizer.json"))
+    own.enable_truncation(6)
+    own.enable_padding(length=9)
+    AutoTokenizer.from_pretrained(kept.tokenizer).save_pretrained(tmp_path / "own")
+    own.save(str(tmp_path / "own" / "tokenizer.json"))
+    changes = {"tokenizer": {"name_or_path": str(tmp_path / "own")}, "sequence_length": length}
+    folder, summary = prepared(of_rows(ROWS, tmp_path, **changes), tmp_path / "prepared")
+    saved = Tokenizer.from_file(str(folder.tokenizer / "tokenizer.json"))
+    assert len(saved.encode("sun 1" * 10).ids) == 50
+    assert bool(summary.notes) == (length == 5)  # texts were cut to it
+    lengths = np.diff(open_arrays(folder.root / "train")["starts"])
+    assert lengths.max() == min(length, len("rain 8"))
+
+
 @pytest.mark.parametrize(("config", "length"), [(BERT, 16), (GPT2, 12)], ids=["encoder", "decoder"])
 def test_padding_and_fillers_change_no_logit(config, length, tmp_path):
-    rows = [{"text": "abcdefghijklmnop"[: 1 + number % 12], "label": number % 2} for number in range(40)]
+    rows = [
+        {"text": "abcdefghijklmnop"[: 1 + number % 12], "label": number % 2} for number in range(40)
+    ]
     workload = of_rows(rows, tmp_path, model={"from_config": config}, sequence_length=length)
     folder, _ = prepared(workload, tmp_path / "prepared")
     task = task_for(parsed(workload).model_dump(mode="json"))
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(folder.model_config)).eval()
+    model = AutoModelForSequenceClassification.from_config(
+        AutoConfig.from_pretrained(folder.model_config)
+    ).eval()
     examples = task.examples(folder, "train")
     with torch.no_grad():
         batch = examples.batch(np.array([0, 11, -1, 3]))
-        together = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        together = model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits
         for place, index in ((0, 0), (1, 11), (3, 3)):
-            tokens = examples._rows.tokens[examples._rows.starts[index] : examples._rows.starts[index + 1]]
+            tokens = examples._rows.tokens[
+                examples._rows.starts[index] : examples._rows.starts[index + 1]
+            ]
             alone = model(input_ids=torch.tensor(tokens[None].astype(np.int64))).logits[0]
             assert together[place].numpy() == pytest.approx(alone.numpy(), abs=1e-6)
         sums = task.sums(model, batch).reshape(3, 2)
     assert batch["weights"].tolist() == [1, 1, 0, 1] and sums[1].sum() == sums[2].sum() == 3
 
 
-# ------------------------------------------------------------------------------------------------------------- images
+@pytest.mark.parametrize(
+    "kind", ["multi_label_classification", "regression", "single_label_classification"]
+)
+def test_a_model_of_another_kind_of_problem_becomes_a_classifier(kind, tmp_path):
+    head = {"num_labels": 3, "problem_type": kind}
+    config = AutoConfig.for_model(**{**BERT, "vocab_size": 300, **head})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "model")
+    workload = {"model": {"name_or_path": str(tmp_path / "model")}, "tokenizer": {"kind": "byte"}}
+    folder, _ = prepared(of_rows(ROWS, tmp_path, **workload), tmp_path / "prepared")
+    assert (
+        AutoConfig.from_pretrained(folder.model_config).problem_type
+        == "single_label_classification"
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------
+# images
 
 
 def pictures(count: int, size: tuple[int, int] = (8, 8)) -> list[Image.Image]:
     random = np.random.default_rng(0)
-    return [Image.fromarray(random.integers(0, 256, (*size[::-1], 3), np.uint8)) for _ in range(count)]
+    return [
+        Image.fromarray(random.integers(0, 256, (*size[::-1], 3), np.uint8)) for _ in range(count)
+    ]
 
 
 def png(image: Image.Image) -> bytes:
@@ -235,8 +319,14 @@ def test_digits_are_scikit_learns(tmp_path):
     train = open_arrays(folder.root / "train")
     first = np.flatnonzero(labels == 3)[0]
     place = np.flatnonzero(train["labels"] == 3)[0]
-    assert train["pixels"][place, 0] == pytest.approx(np.rint(images[first].reshape(8, 8) * 255 / 16))
-    shown = task_for(parsed(DIGITS).model_dump(mode="json")).examples(folder, "train").batch(np.arange(1000))
+    assert train["pixels"][place, 0] == pytest.approx(
+        np.rint(images[first].reshape(8, 8) * 255 / 16)
+    )
+    shown = (
+        task_for(parsed(DIGITS).model_dump(mode="json"))
+        .examples(folder, "train")
+        .batch(np.arange(1000))
+    )
     assert float(shown["pixel_values"].mean()) == pytest.approx(0, abs=0.03)
     assert float(shown["pixel_values"].std()) == pytest.approx(1, abs=0.03)
 
@@ -245,15 +335,28 @@ def test_digits_are_scikit_learns(tmp_path):
 def test_every_source_gives_the_same_images(source, tmp_path):
     column = {"image_column": "image"}
     if source in ("folder", "unsplit"):
-        splits, named = (("train", "validation"), {}) if source == "folder" else (("",), {"eval_split": "train"})
-        dataset = {"name_or_path": str(image_folder(tmp_path / "images", *splits)), **named, **column}
+        splits, named = (
+            (("train", "validation"), {})
+            if source == "folder"
+            else (("",), {"eval_split": "train"})
+        )
+        dataset = {
+            "name_or_path": str(image_folder(tmp_path / "images", *splits)),
+            **named,
+            **column,
+        }
     elif source == "parquet":
-        rows = [{"image": {"bytes": png(image), "path": None}, "label": n % 2} for n, image in enumerate(pictures(20))]
+        rows = [
+            {"image": {"bytes": png(image), "path": None}, "label": n % 2}
+            for n, image in enumerate(pictures(20))
+        ]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "images.parquet")
         files = [str(tmp_path / "images.parquet")]
         dataset = {"train_files": files, "eval_files": files, **column}
     else:
-        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["dog", "cat"])})
+        features = datasets.Features(
+            {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dog", "cat"])}
+        )
         columns = {"image": pictures(20), "label": [1 - number % 2 for number in range(20)]}
         rows = datasets.Dataset.from_dict(columns, features)
         for split in ("train", "validation"):
@@ -261,11 +364,18 @@ def test_every_source_gives_the_same_images(source, tmp_path):
             rows.to_parquet(tmp_path / "hub" / "data" / f"{split}-00000-of-00001.parquet")
         dataset = {"name_or_path": str(tmp_path / "hub"), **column}
     folder, summary = prepared({**DIGITS, **COLOURS, "dataset": dataset}, tmp_path / "prepared")
-    names = {"folder": ["cat", "dog"], "unsplit": ["cat", "dog"], "parquet": ["0", "1"], "hub": ["dog", "cat"]}
+    names = {
+        "folder": ["cat", "dog"],
+        "unsplit": ["cat", "dog"],
+        "parquet": ["0", "1"],
+        "hub": ["dog", "cat"],
+    }
     assert classes(folder) == names[source]
     expected = {png(image): number % 2 for number, image in enumerate(pictures(20))}
     arrays = open_arrays(folder.root / "train")
-    assert (summary.train_examples, summary.eval_examples) == ((18, 2) if source == "unsplit" else (20, 20))
+    assert (summary.train_examples, summary.eval_examples) == (
+        (18, 2) if source == "unsplit" else (20, 20)
+    )
     for pixels, label in zip(arrays["pixels"], arrays["labels"], strict=True):
         number = expected[png(Image.fromarray(np.moveaxis(pixels, 0, -1)))]
         assert number == (1 - label if source == "hub" else label)
@@ -279,15 +389,88 @@ def test_images_are_what_the_saved_processor_makes_of_them(tmp_path):
     ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "images.parquet")
     files = [str(tmp_path / "images.parquet")]
-    workload = {**DIGITS, **COLOURS, "dataset": {"train_files": files, "eval_files": files, "image_column": "image"}}
+    workload = {
+        **DIGITS,
+        **COLOURS,
+        "dataset": {"train_files": files, "eval_files": files, "image_column": "image"},
+    }
     folder, _ = prepared(workload, tmp_path / "prepared")
     processor = AutoImageProcessor.from_pretrained(folder.image_processor, backend="pil")
-    batch = task_for(parsed(workload).model_dump(mode="json")).examples(folder, "eval").batch(np.arange(10))
-    expected = processor(images=[Image.open(io.BytesIO(row["image"]["bytes"])) for row in rows])["pixel_values"]
+    batch = (
+        task_for(parsed(workload).model_dump(mode="json"))
+        .examples(folder, "eval")
+        .batch(np.arange(10))
+    )
+    expected = processor(images=[Image.open(io.BytesIO(row["image"]["bytes"])) for row in rows])[
+        "pixel_values"
+    ]
     assert batch["pixel_values"].numpy() == pytest.approx(np.stack(expected), abs=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ------------------------------------------------------------------------------------------------------------
+# refusals
+
+
+def in_ink(colour: int, place: int, mode: str) -> Image.Image:
+    """A bar on nothing, as icons and signatures are drawn."""
+    alpha = np.zeros((8, 8), np.uint8)
+    alpha[:, place] = 255
+    shape = np.full((8, 8), colour, np.uint8)
+    layer = Image.fromarray(np.stack([shape, shape, shape, alpha], axis=-1))
+    if mode == "RGB":  # with a colour that stands for nothing, as PNG can have it
+        seen = np.where(alpha[..., None] > 0, np.uint8(colour), np.uint8(7)).repeat(3, axis=-1)
+        image = Image.fromarray(seen)
+        image.info["transparency"] = (7, 7, 7)
+        return image
+    return layer.quantize() if mode == "P" else layer.convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
+def test_what_is_transparent_is_drawn_on_white_and_said(mode, tmp_path):
+    inks = [in_ink(0, number % 8, mode) for number in range(16)]
+    assert Image.open(io.BytesIO(png(inks[0]))).mode == mode
+    rows = [{"image": {"bytes": png(ink)}, "label": number % 2} for number, ink in enumerate(inks)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "inks.parquet")
+    dataset = {
+        "train_files": [str(tmp_path / "inks.parquet")],
+        "image_column": "image",
+        "eval_fraction": 0.25,
+    }
+    folder, summary = prepared({**DIGITS, "dataset": dataset}, tmp_path / "prepared")
+    pixels = open_arrays(folder.root / "train")["pixels"][:, 0]
+    assert {int(np.flatnonzero(image[0] == 0)[0]) for image in pixels} == set(range(8))
+    assert all(sorted(set(image.flat)) == [0, 255] for image in pixels)
+    assert any("16 images" in note and "white" in note for note in summary.notes)
+
+
+def test_an_image_without_a_transparent_pixel_stays_as_it_is(tmp_path):
+    rows = [{"image": {"bytes": png(image)}, "label": n % 2} for n, image in enumerate(pictures(8))]
+    with_alpha = [
+        {**row, "image": {"bytes": png(image.convert("RGBA"))}}
+        for row, image in zip(rows, pictures(8), strict=True)
+    ]
+    read = []
+    for name, given in (("plain", rows), ("alpha", with_alpha)):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given), tmp_path / f"{name}.parquet")
+        dataset = {
+            "train_files": [str(tmp_path / f"{name}.parquet")],
+            "image_column": "image",
+            "eval_fraction": 0.25,
+        }
+        folder, summary = prepared({**DIGITS, **COLOURS, "dataset": dataset}, tmp_path / name)
+        assert not any("white" in note for note in summary.notes)
+        read.append(np.array(open_arrays(folder.root / "train")["pixels"]))
+    assert np.array_equal(*read)
+
+
+def test_images_of_which_the_model_sees_no_difference_are_refused(tmp_path):
+    rows = [
+        {"image": {"bytes": png(in_ink(255, n % 8, "RGBA"))}, "label": n % 2} for n in range(16)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "white.parquet")
+    dataset = {"train_files": [str(tmp_path / "white.parquet")], "image_column": "image"}
+    with pytest.raises(BadInput, match="training images must differ"):
+        prepared({**DIGITS, "dataset": dataset}, tmp_path / "prepared")
 
 
 def changed(position: int, **values) -> list[dict]:
@@ -307,18 +490,42 @@ def changed(position: int, **values) -> list[dict]:
         ([{"text": row["text"], "label": "sun"} for row in ROWS], {}, "two classes at least, but"),
         ([{"text": row["text"]} for row in ROWS], {}, "has no column 'label'"),
         (ROWS, {"text_column": "body"}, "has no column 'body'"),
-        ([{"text": str(number), "label": number} for number in range(5)], {}, "but no class has two"),
+        (
+            [{"text": str(number), "label": number} for number in range(5)],
+            {},
+            "but no class has two",
+        ),
         (ROWS, {"model": {"from_config": {**BERT, "num_labels": 3}}}, "can't have num_labels"),
         (ROWS, {"model": {"from_config": {**BERT, "id2label": {0: "a"}}}}, "can't have id2label"),
-        (ROWS, {"model": {"from_config": VIT}}, "must be a classifier of texts that transformers knows"),
-        (ROWS, {"model": {"from_config": GPT2}}, "sequence_length must be at most the model's number of positions"),
-        (ROWS, {"model": {"from_config": {"model_type": "xlnet", "d_model": 16, "n_head": 2}}}, "different lengths"),
         (
             ROWS,
-            {"model": {"from_config": {**BERT, "model_type": "roberta", "max_position_embeddings": 20}}},
+            {"model": {"from_config": VIT}},
+            "must be a classifier of texts that transformers knows",
+        ),
+        (
+            ROWS,
+            {"model": {"from_config": GPT2}},
+            "sequence_length must be at most the model's number of positions",
+        ),
+        (
+            ROWS,
+            {"model": {"from_config": {"model_type": "xlnet", "d_model": 16, "n_head": 2}}},
+            "different lengths",
+        ),
+        (
+            ROWS,
+            {
+                "model": {
+                    "from_config": {**BERT, "model_type": "roberta", "max_position_embeddings": 20}
+                }
+            },
             "the positions that the model has for tokens, but got 6 and ",
         ),
-        (ROWS, {"model": {"from_config": {"model_type": "bart", "d_model": 16}}}, "one end-of-text token"),
+        (
+            ROWS,
+            {"model": {"from_config": {"model_type": "bart", "d_model": 16}}},
+            "one end-of-text token",
+        ),
     ],
 )
 def test_texts_that_can_not_be_classified(rows, changes, said, tmp_path):
@@ -328,9 +535,16 @@ def test_texts_that_can_not_be_classified(rows, changes, said, tmp_path):
 
 
 def test_an_evaluation_label_that_training_lacks(tmp_path):
-    (tmp_path / "eval.jsonl").write_text('{"text": "a", "label": "sun"}\n{"text": "b", "label": "hail"}\n')
-    with pytest.raises(BadInput, match="line 2 has 'hail', which the training data lacks: rain, snow, sun"):
-        prepared(of_rows(ROWS, tmp_path, eval_files=[str(tmp_path / "eval.jsonl")]), tmp_path / "prepared")
+    (tmp_path / "eval.jsonl").write_text(
+        '{"text": "a", "label": "sun"}\n{"text": "b", "label": "hail"}\n'
+    )
+    with pytest.raises(
+        BadInput, match="line 2 has 'hail', which the training data lacks: rain, snow, sun"
+    ):
+        prepared(
+            of_rows(ROWS, tmp_path, eval_files=[str(tmp_path / "eval.jsonl")]),
+            tmp_path / "prepared",
+        )
 
 
 @pytest.mark.parametrize(
@@ -347,7 +561,9 @@ def test_a_space_that_no_trial_can_have(space, said, tmp_path):
 
 def test_a_label_out_of_the_hubs_range(tmp_path):
     """A hub's test split often has −1 for what it doesn't tell."""
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
     for split, labels in (("train", [0, 1]), ("validation", [0, -1])):
         rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": labels}, features)
         (tmp_path / "hub" / "data").mkdir(parents=True, exist_ok=True)
@@ -356,7 +572,10 @@ def test_a_label_out_of_the_hubs_range(tmp_path):
     with pytest.raises(BadInput, match=r"labels from 0 to 1, but .* row 2 has -1"):
         prepared(workload, tmp_path / "prepared")
     workload["dataset"]["eval_split"] = "test"
-    with pytest.raises(BadInput, match=r"has no split 'test'; .*; eval_split: train sets eval_fraction of that aside"):
+    with pytest.raises(
+        BadInput,
+        match=r"has no split 'test'; .*; eval_split: train sets eval_fraction of that aside",
+    ):
         prepared(workload, tmp_path / "again")
 
 
@@ -367,19 +586,48 @@ def test_a_label_out_of_the_hubs_range(tmp_path):
         ([{"bytes": b"no image", "path": "a/5.png"}], VIT, {}, "row 1 (a/5.png) is none"),
         ([{"bytes": None, "path": None}], VIT, {}, "must hold an image in every row, but"),
         ([{"bytes": png(pictures(1)[0])[:60]}], VIT, {}, "row 1 can't be read: "),
-        ([png(Image.fromarray(np.zeros((8, 8), np.uint16)))], VIT, {}, "must have 8 bits a channel"),
-        ([png(image) for image in (*pictures(3), *pictures(1, (9, 8)))], RESNET, {}, "has one of 9 x 8"),
-        ([png(image) for image in pictures(4)], {**VIT, "num_channels": 2}, {}, "must be 1 (grey) or 3 (colours)"),
-        ([png(image) for image in pictures(4)], {**VIT, "image_size": 2}, {}, "can't classify images of 1 x 2 x 2"),
+        (
+            [png(Image.fromarray(np.zeros((8, 8), np.uint16)))],
+            VIT,
+            {},
+            "must have 8 bits a channel",
+        ),
+        (
+            [png(image) for image in (*pictures(3), *pictures(1, (9, 8)))],
+            RESNET,
+            {},
+            "has one of 9 x 8",
+        ),
+        (
+            [png(image) for image in pictures(4)],
+            {**VIT, "num_channels": 2},
+            {},
+            "must be 1 (grey) or 3 (colours)",
+        ),
+        (
+            [png(image) for image in pictures(4)],
+            {**VIT, "image_size": 2},
+            {},
+            "can't classify images of 1 x 2 x 2",
+        ),
         ([png(image) for image in pictures(4)], RESNET, {"lora_rank": 4}, "has no linear layers"),
-        ([png(image) for image in pictures(4)], BERT, {}, "must be a classifier of images that transformers knows"),
+        (
+            [png(image) for image in pictures(4)],
+            BERT,
+            {},
+            "must be a classifier of images that transformers knows",
+        ),
     ],
 )
 def test_images_that_can_not_be_classified(cells, model, space, said, tmp_path):
     cells = [*cells, *(cells[:1] * (4 - len(cells)))]
     rows = [{"image": cell, "label": number // 2} for number, cell in enumerate(cells)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "images.parquet")
-    dataset = {"train_files": [str(tmp_path / "images.parquet")], "image_column": "image", "eval_fraction": 0.5}
+    dataset = {
+        "train_files": [str(tmp_path / "images.parquet")],
+        "image_column": "image",
+        "eval_fraction": 0.5,
+    }
     workload = {"task": "classification", "model": {"from_config": model}, "dataset": dataset}
     with pytest.raises(BadInput) as refused:
         prepared(workload, tmp_path / "prepared", **{"global_batch_size": 1, **space})
@@ -392,7 +640,8 @@ def test_batch_normalisation_is_noted(tmp_path):
     assert any("batch normalisation" in note for note in summary.notes)
 
 
-# ------------------------------------------------------------------------------------------------------------- quality
+# -------------------------------------------------------------------------------------------------------------
+# quality
 
 
 @pytest.mark.parametrize("target", [ACCURACY, MACRO_F1], ids=lambda quality: quality.name)
@@ -411,7 +660,14 @@ def test_quality_is_what_scikit_learn_computes(target):
             return type("Output", (), {"logits": logits})
 
     parts = [
-        task.sums(Model(), {"logits": logits[part], "labels": labels[part], "weights": torch.ones(len(labels[part]))})
+        task.sums(
+            Model(),
+            {
+                "logits": logits[part],
+                "labels": labels[part],
+                "weights": torch.ones(len(labels[part])),
+            },
+        )
         for part in (slice(0, 77), slice(77, None))
     ]
     evaluation = task.evaluation((parts[0] + parts[1]).tolist())
@@ -420,7 +676,9 @@ def test_quality_is_what_scikit_learn_computes(target):
         "accuracy": float((predicted == labels).double().mean()),
         "macro_f1": f1_score(labels, predicted, labels=range(5), average="macro", zero_division=0),
     }
-    assert target.value(evaluation.sum, evaluation.count) == pytest.approx(expected.pop(target.name), rel=1e-12)
+    assert target.value(evaluation.sum, evaluation.count) == pytest.approx(
+        expected.pop(target.name), rel=1e-12
+    )
     assert evaluation.others == pytest.approx(expected, rel=1e-12)
     assert evaluation.count == (count if target is ACCURACY else 5)
 
@@ -432,8 +690,14 @@ def test_a_model_of_no_numbers_has_no_quality():
     def point(*rows: int) -> EvalPoint:
         batch = {"logits": logits[list(rows)], "labels": torch.zeros(len(rows), dtype=torch.int64)}
         model = lambda logits: type("Output", (), {"logits": logits})  # noqa: E731
-        found = task.evaluation(task.sums(model, {**batch, "weights": torch.ones(len(rows))}).tolist())
+        found = task.evaluation(
+            task.sums(model, {**batch, "weights": torch.ones(len(rows))}).tolist()
+        )
         return EvalPoint.of(ACCURACY, found.sum, found.count, step=1, tokens=None, **found.others)
 
     assert point(0).value == 1.0 and point(0).other_qualities == {"macro_f1": 0.5}
-    assert point(0, 1).value is None and point(0, 2).value is None and point(0, 1).other_qualities == {}
+    assert (
+        point(0, 1).value is None
+        and point(0, 2).value is None
+        and point(0, 1).other_qualities == {}
+    )

@@ -1,5 +1,6 @@
-"""Real trials of small classifiers on the CPU: what must not change the quality, and that it is what plain transformers
-computes on the saved model."""
+"""Real trials of small classifiers on the CPU: what must not change the quality, and that it is
+what plain transformers computes on the saved model.
+"""
 
 import json
 import random
@@ -22,8 +23,9 @@ from transformers import (
 )
 from trial_processes import Run, start
 
-from carbonopt.core.events import FINISHED_EXIT, Failed
-from carbonopt.core.files import PreparedFolder
+from carbonopt.core.channel import FINISHED_EXIT
+from carbonopt.core.events import Failed
+from carbonopt.spec.prepared_folder import PreparedFolder
 
 ROOT = Path(__file__).parents[3]
 BERT = {
@@ -40,7 +42,11 @@ VIT = {
     "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "initializer_range": 0.1,
 }  # fmt: skip
 LENGTH = 20
-WORDS = {"lights": "lamp bulb bright dim", "music": "song tune band loud", "weather": "rain sun wind cloud"}
+WORDS = {
+    "lights": "lamp bulb bright dim",
+    "music": "song tune band loud",
+    "weather": "rain sun wind cloud",
+}
 
 
 def spoken(count: int, seed: int) -> list[dict[str, str]]:
@@ -50,7 +56,12 @@ def spoken(count: int, seed: int) -> list[dict[str, str]]:
     for number in range(count):
         label = list(WORDS)[number % len(WORDS)]
         told = draw.choices(WORDS[label].split(), k=draw.randint(1, 3))
-        words = [*told, *draw.choices(["the", "a", "my", "please", "now", "room", "today"], k=draw.randint(0, 6))]
+        words = [
+            *told,
+            *draw.choices(
+                ["the", "a", "my", "please", "now", "room", "today"], k=draw.randint(0, 6)
+            ),
+        ]
         draw.shuffle(words)
         rows.append({"text": " ".join(words), "label": label})
     return rows
@@ -60,12 +71,17 @@ class Prepared:
     """A workload, prepared, and its trials."""
 
     def __init__(self, folder: Path, workload: dict) -> None:
-        self.workload, self.folder = {"task": "classification", "evaluations": 2, **workload}, folder
+        self.workload, self.folder = (
+            {"task": "classification", "evaluations": 2, **workload},
+            folder,
+        )
         self.trials = 0
         spec = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
         prepared = {"prepared_dir": str(folder / "prepared"), "fingerprint": "f"}
         run = start("prepare", {"workload": self.workload, "space": spec, **prepared}, folder)
-        assert run.exit_code == FINISHED_EXIT, [event.text for event in run.events if isinstance(event, Failed)]
+        assert run.exit_code == FINISHED_EXIT, [
+            event.text for event in run.events if isinstance(event, Failed)
+        ]
 
     def trial(self, seed: int = 0, save: bool = False, **params) -> Run:
         self.trials += 1
@@ -77,7 +93,13 @@ class Prepared:
             "number": 0, "attempt": 1, "seed": seed, "params": params, "workload": self.workload,
             "prepared_dir": str(self.folder / "prepared"), "trial_dir": str(folder),
         }  # fmt: skip
-        run = start("worker", spec, folder, params.get("world_size", 1), CARBONOPT_SAVE_MODEL="1" if save else "0")
+        run = start(
+            "worker",
+            spec,
+            folder,
+            params.get("world_size", 1),
+            CARBONOPT_SAVE_MODEL="1" if save else "0",
+        )
         assert run.exit_code == FINISHED_EXIT, run.events[-1]
         return run
 
@@ -106,17 +128,26 @@ def decoder(tmp_path_factory) -> Prepared:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Prepared:
     dataset = {"builtin": "digits", "eval_fraction": 0.9}  # 181 to learn from
-    return Prepared(tmp_path_factory.mktemp("images"), {"model": {"from_config": VIT}, "dataset": dataset})
+    return Prepared(
+        tmp_path_factory.mktemp("images"), {"model": {"from_config": VIT}, "dataset": dataset}
+    )
 
 
 def texts_by_plain_transformers(folder: Path) -> tuple[list[str], list[str]]:
     """Labels and predictions: one text at a time, and so without any padding."""
-    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     rows, predicted = spoken(37, 1), []
     for row in rows:
         tokens = tokenizer(row["text"], truncation=True, max_length=LENGTH, return_tensors="pt")
         with torch.no_grad():
-            predicted.append(model.config.id2label[int(model.eval()(input_ids=tokens["input_ids"]).logits.argmax())])
+            predicted.append(
+                model.config.id2label[
+                    int(model.eval()(input_ids=tokens["input_ids"]).logits.argmax())
+                ]
+            )
     return [row["label"] for row in rows], predicted
 
 
@@ -128,10 +159,15 @@ def images_by_plain_transformers(folder: Path) -> tuple[list[str], list[str]]:
     labels, predicted = [], []
     for digit in range(10):
         own = images[digits == digit]
-        shown = [Image.fromarray((image.reshape(8, 8) * 255 / 16).round().astype("uint8")) for image in own]
+        shown = [
+            Image.fromarray((image.reshape(8, 8) * 255 / 16).round().astype("uint8"))
+            for image in own
+        ]
         shown = shown[len(own) - round(0.9 * len(own)) :]
         with torch.no_grad():
-            places = model(**processor(images=shown, return_tensors="pt")).logits.argmax(-1).tolist()
+            places = (
+                model(**processor(images=shown, return_tensors="pt")).logits.argmax(-1).tolist()
+            )
         labels += [str(digit)] * len(shown)
         predicted += [model.config.id2label[place] for place in places]
     return labels, predicted
@@ -156,18 +192,29 @@ def test_how_a_step_is_computed_changes_no_quality(name, request):
             assert point.other_qualities == pytest.approx(expected.other_qualities, abs=1e-3)
             assert point.count == expected.count
 
-    by_transformers = images_by_plain_transformers if name == "images" else texts_by_plain_transformers
+    by_transformers = (
+        images_by_plain_transformers if name == "images" else texts_by_plain_transformers
+    )
     labels, predicted = by_transformers(whole.folder / "model")
     assert len(set(predicted)) > 1, "it has learned something"
     last = whole.points[-1]
-    assert (last.count, last.sum) == (len(labels), sum(a == b for a, b in zip(labels, predicted, strict=True)))
+    assert (last.count, last.sum) == (
+        len(labels),
+        sum(a == b for a, b in zip(labels, predicted, strict=True)),
+    )
     assert last.value == pytest.approx(accuracy_score(labels, predicted), abs=1e-12)
-    assert last.other_qualities["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"), abs=1e-12)
+    assert last.other_qualities["macro_f1"] == pytest.approx(
+        f1_score(labels, predicted, average="macro"), abs=1e-12
+    )
 
 
 @pytest.mark.slow
 def test_the_seed_decides_all(encoder):
-    first, again, other = encoder.trial(epochs=1), encoder.trial(epochs=1), encoder.trial(epochs=1, seed=1)
+    first, again, other = (
+        encoder.trial(epochs=1),
+        encoder.trial(epochs=1),
+        encoder.trial(epochs=1, seed=1),
+    )
     assert first.points == again.points != other.points
 
 
@@ -185,7 +232,9 @@ def headless(encoder, tmp_path_factory) -> Prepared:
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
-    """Under the names that transformers has for them now: a file of ZeRO 3 can have old ones, which it reads."""
+    """Under the names that transformers has for them now: a file of ZeRO 3 can have old ones, which
+    it reads.
+    """
     return AutoModelForSequenceClassification.from_pretrained(run.folder / "model").state_dict()
 
 
@@ -204,9 +253,16 @@ def test_a_new_head_is_the_seeds_whatever_the_zero_stage(headless):
             assert torch.allclose(weights(run)[name], expected, atol=1e-8), name
     other = weights(headless.trial(seed=1, zero_stage=2, **tiny))
     base = safetensors.torch.load_file(headless.folder / "base" / "model.safetensors")
-    drawn = {name for name, expected in weights(whole).items() if not torch.allclose(other[name], expected, atol=1e-8)}
+    drawn = {
+        name
+        for name, expected in weights(whole).items()
+        if not torch.allclose(other[name], expected, atol=1e-8)
+    }
     assert drawn == {"pre_classifier.weight", "classifier.weight"}
-    assert all(torch.allclose(other[f"distilbert.{name}"], tensor, atol=1e-8) for name, tensor in base.items())
+    assert all(
+        torch.allclose(other[f"distilbert.{name}"], tensor, atol=1e-8)
+        for name, tensor in base.items()
+    )
 
 
 @pytest.mark.slow
@@ -217,7 +273,9 @@ def test_adapters_and_the_whole_head_are_trained(headless):
     assert two.values == pytest.approx(one.values, abs=1e-3)
     adapters = adapter_weights(one)
     heads = {name.removeprefix("base_model.model.") for name in adapters if "lora" not in name}
-    assert heads == {f"{part}.{kind}" for part in ("pre_classifier", "classifier") for kind in ("weight", "bias")}
+    assert heads == {
+        f"{part}.{kind}" for part in ("pre_classifier", "classifier") for kind in ("weight", "bias")
+    }
     for name, tensor in adapter_weights(two).items():
         assert torch.allclose(tensor, adapters[name], atol=1e-5), name
 
@@ -228,7 +286,8 @@ def test_a_shipped_study_meets_its_target(study, tmp_path):
     done = carbonopt("run", ROOT / study, "--out", tmp_path / "out", "--trials", "3")
     assert done.returncode == 0, done.stderr
     records = [
-        json.loads(line) for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
+        json.loads(line)
+        for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
     ]
     quality, other = ("accuracy", "macro_f1") if "digits" in study else ("macro_f1", "accuracy")
     assert {record["state"] for record in records} <= {"complete", "pruned"}

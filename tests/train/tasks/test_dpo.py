@@ -1,4 +1,6 @@
-"""Direct preference optimization: what a pair's loss is, and real trials of tiny models on the CPU beside TRL's."""
+"""Direct preference optimization: what a pair's loss is, and real trials of tiny models on the CPU
+beside TRL's.
+"""
 
 import json
 import math
@@ -15,18 +17,18 @@ from small_studies import study
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trial_processes import Run, start
 
-from carbonopt.core.config import Space
+from carbonopt.core.channel import FINISHED_EXIT
 from carbonopt.core.errors import BadInput
-from carbonopt.core.events import FINISHED_EXIT
-from carbonopt.core.files import PreparedFolder
-from carbonopt.core.space import SearchSpace
-from carbonopt.study.file import parse_study
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space
+from carbonopt.study.study_file import parse_study
 from carbonopt.train.data.examples import ExampleMicroBatches
 from carbonopt.train.data.packing import IGNORED, Division
 from carbonopt.train.data.pair_rows import PreferenceExamples
 from carbonopt.train.prepare import PrepareSpec, prepare
-from carbonopt.train.tasks.base import task_for
 from carbonopt.train.tasks.dpo import DPO
+from carbonopt.train.tasks.task import task_for
 
 ROOT = Path(__file__).parents[3]
 LENGTH, TRAIN_PAIRS, EVAL_PAIRS = 40, 160, 21
@@ -34,7 +36,14 @@ LLAMA = {
     "model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 32,
     "max_position_embeddings": LENGTH, "initializer_range": 0.1,
 }  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": LENGTH, "initializer_range": 0.1}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 1,
+    "n_head": 2,
+    "n_embd": 32,
+    "n_positions": LENGTH,
+    "initializer_range": 0.1,
+}
 SPACE = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
 PARAMS = {"global_batch_size": 8, "micro_batch_size_per_gpu": 8, "learning_rate": 1e-2, "epochs": 1}
 
@@ -46,7 +55,10 @@ def pairs(count: int) -> list[dict[str, str]]:
     def word(letters: str) -> str:
         return "".join(random.choice(list(letters), random.integers(3, 17)))
 
-    return [{"prompt": "say: ", "chosen": word("aeioubcd"), "rejected": word("aebcdfgh")} for _ in range(count)]
+    return [
+        {"prompt": "say: ", "chosen": word("aeioubcd"), "rejected": word("aebcdfgh")}
+        for _ in range(count)
+    ]
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -68,7 +80,11 @@ def prepared_in(folder: Path, **changes: Any) -> PreparedFolder:
         **changes,
     }
     space = Space.model_validate(SPACE)
-    prepare(PrepareSpec(workload=given, space=space, prepared_dir=str(folder / "prepared"), fingerprint="f"))
+    prepare(
+        PrepareSpec(
+            workload=given, space=space, prepared_dir=str(folder / "prepared"), fingerprint="f"
+        )
+    )
     return PreparedFolder(folder / "prepared")
 
 
@@ -87,22 +103,33 @@ def pretrained(prepared, tmp_path_factory) -> PreparedFolder:
     config = AutoConfig.for_model(**LLAMA, vocab_size=len(tokenizer))
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "base")
     return prepared_in(
-        folder, model={"name_or_path": str(folder / "base")}, tokenizer=None, training_arguments={"optim": "sgd"}
+        folder,
+        model={"name_or_path": str(folder / "base")},
+        tokenizer=None,
+        training_arguments={"optim": "sgd"},
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- the loss
+# -------------------------------------------------------------------------------------------------------------
+# the loss
 
 
 def test_what_counts_begins_where_the_answers_differ(prepared):
     examples = PreferenceExamples(prepared.root / "train", first=100)
     tokenizer = AutoTokenizer.from_pretrained(prepared.tokenizer)
-    rows = [json.loads(line) for line in (prepared.root.parent / "train.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (prepared.root.parent / "train.jsonl").read_text().splitlines()
+    ]
     batch = examples.batch(np.array([3, 5, -1]))
     assert batch["pair"].tolist() == [103, 105, 100] and batch["weights"].tolist() == [1, 1, 0]
     for place, number in enumerate((3, 5)):
-        whole = [tokenizer(rows[number]["prompt"] + rows[number][name])["input_ids"] for name in ("chosen", "rejected")]
-        shared = next(at for at, (one, other) in enumerate(zip(*whole, strict=False)) if one != other)
+        whole = [
+            tokenizer(rows[number]["prompt"] + rows[number][name])["input_ids"]
+            for name in ("chosen", "rejected")
+        ]
+        shared = next(
+            at for at, (one, other) in enumerate(zip(*whole, strict=False)) if one != other
+        )
         for row, ids in ((place, whole[0]), (place + 3, whole[1])):
             targets = batch["targets"][row]
             counted = (targets != IGNORED).nonzero()[:, 0]
@@ -141,14 +168,18 @@ def test_a_loss_is_of_how_far_the_answers_have_moved_apart_since_the_start():
     assert task.log_ratios(model, batch).tolist() == pytest.approx(ratios, abs=1e-6)
     task._reference = torch.tensor([1.5, 0, 0, 0, 0.5])
     margins = [0.5 * (ratios[0] - 0.5), 0.5 * (ratios[1] - 1.5)]
-    loss = sum(0.75 * math.log1p(math.exp(-margin)) + 0.25 * math.log1p(math.exp(margin)) for margin in margins)
+    loss = sum(
+        0.75 * math.log1p(math.exp(-margin)) + 0.25 * math.log1p(math.exp(margin))
+        for margin in margins
+    )
     assert task.loss_sum(model, batch).item() == pytest.approx(loss)
     evaluation = task.evaluation(task.sums(model, batch).tolist())
     assert (evaluation.sum, evaluation.count) == (1.0, 2)
     assert evaluation.others == {"mean_margin": pytest.approx(sum(margins) / 2)}
 
 
-# -------------------------------------------------------------------------------------------------------------- trials
+# --------------------------------------------------------------------------------------------------------------
+# trials
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +214,7 @@ def close(run: Run) -> Any:
     return [pytest.approx(values, rel=1e-3, abs=1e-4) for values in qualities(run)]
 
 
+@pytest.mark.slow
 def test_it_learns(reference):
     first, last = reference.points
     assert last.count == EVAL_PAIRS and last.sum == round(last.value * EVAL_PAIRS) >= 15
@@ -208,15 +240,23 @@ def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
-    [{"zero_stage": 0}, {"zero_stage": 2, "lora_rank": 4}, {"zero_stage": 3, "world_size": 2, "lora_rank": 4}],
+    [
+        {"zero_stage": 0},
+        {"zero_stage": 2, "lora_rank": 4},
+        {"zero_stage": 3, "world_size": 2, "lora_rank": 4},
+    ],
     ids=lambda params: "-".join(map(str, params.values())),
 )
 def test_the_model_that_it_begins_with_has_no_margin(params, pretrained, trial):
     """At a learning rate of nothing; and adapters learn."""
     size = 8 // params.get("world_size", 1)
-    still = trial(at=pretrained, **{**params, "learning_rate": 1e-12, "micro_batch_size_per_gpu": size})
+    still = trial(
+        at=pretrained, **{**params, "learning_rate": 1e-12, "micro_batch_size_per_gpu": size}
+    )
     assert [margin for _, margin in qualities(still)] == pytest.approx([0, 0], abs=1e-6)
-    learnt = trial(at=pretrained, **{**params, "learning_rate": 1.0, "micro_batch_size_per_gpu": size})
+    learnt = trial(
+        at=pretrained, **{**params, "learning_rate": 1.0, "micro_batch_size_per_gpu": size}
+    )
     assert qualities(learnt)[-1][1] > 0.05
 
 
@@ -250,22 +290,40 @@ trainer.model.save_pretrained(out)
 
 @pytest.mark.slow
 def test_its_weights_are_those_of_trls_trainer(pretrained, trial, tmp_path):
-    """On the same pairs in the same order, with another reference: TRL's is a second model. Without Adam, which makes
-    steps of what only rounding leaves of the answers' common part."""
-    params = {"learning_rate": 1.0, "beta": 0.3, "lr_scheduler": "constant", "micro_batch_size_per_gpu": 4}
+    """On the same pairs in the same order, with another reference: TRL's is a second model. Without
+    Adam, which makes steps of what only rounding leaves of the answers' common part.
+    """
+    params = {
+        "learning_rate": 1.0,
+        "beta": 0.3,
+        "lr_scheduler": "constant",
+        "micro_batch_size_per_gpu": 4,
+    }
     own = trial(at=pretrained, save=True, **params)
-    rows = [json.loads(line) for line in (pretrained.root.parent / "train.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (pretrained.root.parent / "train.jsonl").read_text().splitlines()
+    ]
     steps = TRAIN_PAIRS // 8
     batches = ExampleMicroBatches(
         PreferenceExamples(pretrained.root / "train", first=0), Division(8, 8, steps, 0, 0, 1)
     )
     in_order = [rows[index] for step in range(steps) for index in batches.global_batch(step)]
     base = json.loads(pretrained.workload.read_text())["model"]["name_or_path"]
-    given = [sys.executable, "-c", TRL, base, write_jsonl(tmp_path / "rows.jsonl", in_order), str(tmp_path / "trl")]
+    given = [
+        sys.executable,
+        "-c",
+        TRL,
+        base,
+        write_jsonl(tmp_path / "rows.jsonl", in_order),
+        str(tmp_path / "trl"),
+    ]
     done = subprocess.run(given, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     folders = (base, own.folder / "model", tmp_path / "trl")
-    begun, mine, theirs = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
+    begun, mine, theirs = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders
+    )
     moved = max((mine[name] - begun[name]).abs().max() for name in mine)
     apart = max((mine[name] - theirs[name]).abs().max() for name in mine)
     assert moved > 0.1 and apart < 1e-3 * moved
@@ -273,11 +331,15 @@ def test_its_weights_are_those_of_trls_trainer(pretrained, trial, tmp_path):
 
 @pytest.mark.slow
 def test_plain_transformers_finds_the_same_on_the_saved_model(pretrained, trial):
-    """ZeRO 3 on two ranks, an odd number of pairs; each text by itself, from the file, through the saved tokenizer."""
+    """ZeRO 3 on two ranks, an odd number of pairs; each text by itself, from the file, through the
+    saved tokenizer.
+    """
     run = trial(at=pretrained, zero_stage=3, world_size=2, micro_batch_size_per_gpu=2, save=True)
     base = json.loads(pretrained.workload.read_text())["model"]["name_or_path"]
     tokenizer = AutoTokenizer.from_pretrained(run.folder / "model")
-    models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in (run.folder / "model", base)]
+    models = [
+        AutoModelForCausalLM.from_pretrained(path).eval() for path in (run.folder / "model", base)
+    ]
 
     def log_likelihood(model: Any, text: str) -> float:
         """Of all its tokens but the first: what the answers have in common cancels out."""
@@ -298,7 +360,8 @@ def test_plain_transformers_finds_the_same_on_the_saved_model(pretrained, trial)
     assert qualities(run)[-1] == pytest.approx((accuracy, sum(margins) / len(margins)), rel=1e-3)
 
 
-# ------------------------------------------------------------------------------------------------------------ the study
+# ------------------------------------------------------------------------------------------------------------
+# the study
 
 
 @pytest.mark.parametrize(
@@ -306,7 +369,11 @@ def test_plain_transformers_finds_the_same_on_the_saved_model(pretrained, trial)
     [
         ({}, {"beta": 0}, "search.space.beta: must be above 0"),
         ({}, {"label_smoothing": 0.6}, "search.space.label_smoothing: must be"),
-        ({"task": "reward"}, {"beta": 0.1}, "search.space.beta goes with the task dpo, but the task is reward"),
+        (
+            {"task": "reward"},
+            {"beta": 0.1},
+            "search.space.beta goes with the task dpo, but the task is reward",
+        ),
         ({"beta": 0.1}, {}, "unknown key workload.beta"),
     ],
 )
@@ -331,16 +398,21 @@ def test_another_output_layer_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_shipped_study_runs_to_its_end_and_its_winner_is_found_again(tmp_path):
-    done = carbonopt("run", ROOT / "studies" / "dpo.yaml", "--out", tmp_path / "out", "--trials", "2")
+    done = carbonopt(
+        "run", ROOT / "studies" / "dpo.yaml", "--out", tmp_path / "out", "--trials", "2"
+    )
     assert done.returncode == 0, done.stderr
     records = {
-        record["trial"]: record for record in map(json.loads, carbonopt("export", tmp_path / "out").stdout.splitlines())
+        record["trial"]: record
+        for record in map(json.loads, carbonopt("export", tmp_path / "out").stdout.splitlines())
     }
     recommended = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)
     assert len(records) == 2 and recommended["met"] and "beta" in recommended["params"]
     quality = records[recommended["trial"]]["quality"]
     winner = tmp_path / "out" / "report" / "winner"
-    again = subprocess.run(["sh", "run.sh"], cwd=winner, capture_output=True, text=True, timeout=200)
+    again = subprocess.run(
+        ["sh", "run.sh"], cwd=winner, capture_output=True, text=True, timeout=200
+    )
     assert again.returncode == 0, again.stderr
     result = json.loads((winner / "output" / "result.json").read_text())
     assert result["quality"]["value"] == pytest.approx(quality["value"], abs=1e-3)

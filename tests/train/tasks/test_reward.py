@@ -22,23 +22,24 @@ from transformers import (
 )
 from trial_processes import Run, start
 
-from carbonopt.core.config import Space
+from carbonopt.core.channel import FINISHED_EXIT
 from carbonopt.core.errors import BadInput
-from carbonopt.core.events import FINISHED_EXIT
-from carbonopt.core.files import PreparedFolder
-from carbonopt.core.trial import Prepared
-from carbonopt.study.file import parse_study
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.study.study_file import parse_study
 from carbonopt.train.data.pair_rows import PairExamples
 from carbonopt.train.data.rows import file_rows
 from carbonopt.train.prepare import PrepareSpec, prepare
-from carbonopt.train.tasks.base import task_for
 from carbonopt.train.tasks.reward import Reward
+from carbonopt.train.tasks.task import task_for
 
 ROOT = Path(__file__).parents[3]
 LENGTH, EVAL_PAIRS = 40, 21
 GPT2 = {
     "model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": LENGTH, "initializer_range": 0.1,
-    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,  # or each division drops other activations
+    # or each division drops other activations
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 32,
@@ -56,7 +57,10 @@ def pairs(count: int) -> list[dict[str, str]]:
     def word(letters: str) -> str:
         return "".join(random.choice(list(letters), random.integers(3, 17)))
 
-    return [{"prompt": "say: ", "chosen": word("aeioubcd"), "rejected": word("aebcdfgh")} for _ in range(count)]
+    return [
+        {"prompt": "say: ", "chosen": word("aeioubcd"), "rejected": word("aebcdfgh")}
+        for _ in range(count)
+    ]
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -79,12 +83,19 @@ def workload(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def prepared_from(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> tuple[Prepared, PreparedFolder]:
+def prepared_from(
+    folder: Path, rows: list[dict[str, Any]], **changes: Any
+) -> tuple[Prepared, PreparedFolder]:
     """Of the same rows for training and for evaluation."""
     path = write_jsonl(folder / "pairs.jsonl", rows)
     dataset = {"train_files": [path], "eval_files": [path], **changes.pop("dataset", {})}
     made = PreparedFolder(Path(tempfile.mkdtemp(dir=folder)))
-    given = {"task": "reward", "model": {"from_config": GPT2}, "tokenizer": {"kind": "byte"}, "sequence_length": LENGTH}
+    given = {
+        "task": "reward",
+        "model": {"from_config": GPT2},
+        "tokenizer": {"kind": "byte"},
+        "sequence_length": LENGTH,
+    }
     space = Space.model_validate({**SPACE, **changes.pop("space", {})})
     return task_for({**given, "dataset": dataset, **changes}).prepare(space, made, "f"), made
 
@@ -96,14 +107,18 @@ def rows_of(folder: PreparedFolder, part: str = "train") -> list[list[int]]:
     for pair in range(len(examples)):
         batch = examples.batch(np.array([pair]))
         lengths = batch["attention_mask"].sum(dim=1).tolist()
-        rows += [row[:length] for row, length in zip(batch["input_ids"].tolist(), lengths, strict=True)]
+        rows += [
+            row[:length] for row, length in zip(batch["input_ids"].tolist(), lengths, strict=True)
+        ]
     return rows
 
 
 def small_tokenizer(folder: Path, template: str | None = None, eos: str | None = "</s>") -> str:
     """One that is loaded from its folder: a token a character, and the template's signs."""
     signs = ["<s>", "</s>", "<u>", "<a>", *(chr(code) for code in range(32, 127))]
-    tokenizer = Tokenizer(models.WordLevel({sign: index for index, sign in enumerate(signs)}, unk_token="<s>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({sign: index for index, sign in enumerate(signs)}, unk_token="<s>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     special = {} if eos is None else {"eos_token": eos}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
@@ -119,27 +134,38 @@ TEMPLATE = """{% for message in messages %}{% if message.role not in ('user', 'a
 {%- if add_generation_prompt %}{{ '<a>' }}{% endif %}"""
 
 
-# ------------------------------------------------------------------------------------------------------------- the data
+# -------------------------------------------------------------------------------------------------------------
+# the data
 
 
 def test_a_row_is_the_prompt_an_answer_and_the_end_of_text(tmp_path):
     prepared, folder = prepared_from(tmp_path, [PAIR, PAIR], tokenizer={"train_bpe": 300})
     tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
     end = tokenizer.eos_token_id
-    expected = [[*tokenizer(PAIR["prompt"] + PAIR[answer])["input_ids"], end] for answer in ("chosen", "rejected")]
+    expected = [
+        [*tokenizer(PAIR["prompt"] + PAIR[answer])["input_ids"], end]
+        for answer in ("chosen", "rejected")
+    ]
     assert rows_of(folder) == 2 * expected
     assert prepared.train_examples == prepared.eval_examples == 2 and prepared.notes == ()
     assert prepared.train_tokens == 2 * sum(map(len, expected))
     config = AutoConfig.from_pretrained(folder.model_config)
     assert config.num_labels == 1 and config.vocab_size == len(tokenizer) == prepared.vocab_size
-    assert config.pad_token_id == tokenizer.pad_token_id not in {token for row in expected for token in row}
+    assert (
+        config.pad_token_id
+        == tokenizer.pad_token_id
+        not in {token for row in expected for token in row}
+    )
 
 
 @pytest.mark.parametrize("kind", ["char", "byte"])
 def test_a_tokenizer_of_characters_or_bytes_gets_a_padding_token(kind, tmp_path):
     _, folder = prepared_from(tmp_path, [PAIR, PAIR], tokenizer={"kind": kind})
     tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
-    assert [tokenizer.decode(row) for row in rows_of(folder)[:2]] == ["How much? a lot", "How much? none"]
+    assert [tokenizer.decode(row) for row in rows_of(folder)[:2]] == [
+        "How much? a lot",
+        "How much? none",
+    ]
     assert tokenizer.pad_token_id == len(tokenizer) - 1
 
 
@@ -152,8 +178,16 @@ def test_whole_texts_and_other_columns(tmp_path):
 
 def test_a_long_prompt_loses_its_beginning_and_a_pair_with_a_long_answer_is_left_out(tmp_path):
     rows = [
-        {"prompt": "0123456789", "chosen": "abcdef", "rejected": "xy"},  # 16 bytes and 12: both lose 8
-        {"prompt": "01", "chosen": "abcdef", "rejected": "xyxyxyxy"},  # as long as can be: 10, both lose 2
+        {
+            "prompt": "0123456789",
+            "chosen": "abcdef",
+            "rejected": "xy",
+        },  # 16 bytes and 12: both lose 8
+        {
+            "prompt": "01",
+            "chosen": "abcdef",
+            "rejected": "xyxyxyxy",
+        },  # as long as can be: 10, both lose 2
         {"prompt": "01", "chosen": "abcdefghi", "rejected": "xy"},  # an answer of 9 bytes
         {"prompt": "", "chosen": "a", "rejected": "b"},
     ]
@@ -173,7 +207,9 @@ def test_a_token_of_the_prompts_end_and_the_answers_beginning_is_the_answers(tmp
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "c": 2, "ab": 3, "</s>": 4}, [("a", "b")]))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(merged)
     rows = [{"prompt": "cca", "chosen": "bc", "rejected": "c"}] * 2
-    prepared, folder = prepared_from(tmp_path, rows, tokenizer={"name_or_path": merged}, sequence_length=3)
+    prepared, folder = prepared_from(
+        tmp_path, rows, tokenizer={"name_or_path": merged}, sequence_length=3
+    )
     assert rows_of(folder)[:2] == [[3, 2, 4], [0, 2, 4]]
     with pytest.raises(BadInput, match="each of the 2 training pairs"):
         prepared_from(tmp_path, rows, tokenizer={"name_or_path": merged}, sequence_length=2)
@@ -183,13 +219,23 @@ def test_a_token_of_the_prompts_end_and_the_answers_beginning_is_the_answers(tmp
 def test_messages_go_through_the_chat_template(tmp_path):
     tokenizer = small_tokenizer(tmp_path / "model", TEMPLATE)
     ask = [{"role": "user", "content": "hi"}]
-    rows = [{"prompt": ask, **{name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}}] * 2
+    rows = [
+        {
+            "prompt": ask,
+            **{name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")},
+        }
+    ] * 2
     _, folder = prepared_from(tmp_path, rows, tokenizer={"name_or_path": tokenizer})
     loaded = AutoTokenizer.from_pretrained(folder.tokenizer)
     spelt = ["".join(loaded.convert_ids_to_tokens(row)) for row in rows_of(folder)[:2]]
     assert spelt == ["<u>hi<a>chosen", "<u>hi<a>rejected"]
 
-    whole = [{"chosen": rows[0]["prompt"] + rows[0]["chosen"], "rejected": rows[0]["prompt"] + rows[0]["rejected"]}] * 2
+    whole = [
+        {
+            "chosen": rows[0]["prompt"] + rows[0]["chosen"],
+            "rejected": rows[0]["prompt"] + rows[0]["rejected"],
+        }
+    ] * 2
     given = {"dataset": {"prompt_column": None}, "tokenizer": {"name_or_path": tokenizer}}
     _, folder = prepared_from(tmp_path, whole, **given)
     assert ["".join(loaded.convert_ids_to_tokens(row)) for row in rows_of(folder)[:2]] == spelt
@@ -200,7 +246,9 @@ def test_a_pretrained_tokenizer_without_padding_fills_up_with_its_end_of_text(tm
     model = tmp_path / "model"
     name = small_tokenizer(model)
     size = len(AutoTokenizer.from_pretrained(name))
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**GPT2, vocab_size=size)).save_pretrained(model)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**GPT2, vocab_size=size)).save_pretrained(
+        model
+    )
     given = {"model": {"name_or_path": str(model)}, "tokenizer": None}
     _, folder = prepared_from(tmp_path, [PAIR, PAIR], **given)
     tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
@@ -223,13 +271,20 @@ def test_rows_of_parquet_and_of_a_hub_say_their_number(tmp_path):
     ]
 
 
-CHAT = {"prompt": [{"role": "user", "content": "hi"}], "chosen": [{"role": "assistant", "content": "a"}]}
+CHAT = {
+    "prompt": [{"role": "user", "content": "hi"}],
+    "chosen": [{"role": "assistant", "content": "a"}],
+}
 
 
 @pytest.mark.parametrize(
     ("row", "changes", "said"),
     [
-        ({**PAIR, "rejected": PAIR["chosen"]}, {}, "line 2: the chosen and the rejected answer must differ"),
+        (
+            {**PAIR, "rejected": PAIR["chosen"]},
+            {},
+            "line 2: the chosen and the rejected answer must differ",
+        ),
         ({**PAIR, "chosen": " "}, {}, "'chosen' must hold an answer, but "),
         ({**PAIR, "chosen": 1, "rejected": 2}, {}, "'chosen' must hold text, but "),
         ({**PAIR, "rejected": None}, {}, "'rejected' must hold an answer, but "),
@@ -238,18 +293,50 @@ CHAT = {"prompt": [{"role": "user", "content": "hi"}], "chosen": [{"role": "assi
         ({"chosen": "a", "rejected": "b"}, {}, "line 2, has no column 'prompt'"),
         (PAIR, {"dataset": {"rejected_column": "worse"}}, "has no column 'worse'"),
         ({**CHAT, "rejected": []}, {}, "'rejected' must hold an answer, but "),
-        ({**CHAT, "rejected": [{"from": "gpt", "value": "b"}]}, {}, "'rejected' must hold text, or messages such as"),
-        ({**CHAT, "prompt": "hi", "rejected": CHAT["chosen"]}, {}, "'prompt' must hold text, or messages such as"),
-        (PAIR, {"sequence_length": 3}, "each of the 2 training pairs has one that is longer than 3 tokens"),
-        (PAIR, {"sequence_length": 41}, "workload.sequence_length must be at most the model's number of positions"),
+        (
+            {**CHAT, "rejected": [{"from": "gpt", "value": "b"}]},
+            {},
+            "'rejected' must hold text, or messages such as",
+        ),
+        (
+            {**CHAT, "prompt": "hi", "rejected": CHAT["chosen"]},
+            {},
+            "'prompt' must hold text, or messages such as",
+        ),
+        (
+            PAIR,
+            {"sequence_length": 3},
+            "each of the 2 training pairs has one that is longer than 3 tokens",
+        ),
+        (
+            PAIR,
+            {"sequence_length": 41},
+            "workload.sequence_length must be at most the model's number of positions",
+        ),
         (PAIR, {"space": {"output_layer": "fused"}}, "output_layer must be standard"),
-        (PAIR, {"model": {"from_config": {**GPT2, "pad_token_id": 0}}}, "from_config can't have pad_token_id"),
-        (PAIR, {"model": {"from_config": {**GPT2, "num_labels": 2}}}, "from_config can't have num_labels"),
-        (PAIR, {"model": {"from_config": {"model_type": "vit"}}}, "must be a sequence classification model"),
+        (
+            PAIR,
+            {"model": {"from_config": {**GPT2, "pad_token_id": 0}}},
+            "from_config can't have pad_token_id",
+        ),
+        (
+            PAIR,
+            {"model": {"from_config": {**GPT2, "num_labels": 2}}},
+            "from_config can't have num_labels",
+        ),
+        (
+            PAIR,
+            {"model": {"from_config": {"model_type": "vit"}}},
+            "must be a sequence classification model",
+        ),
     ],
 )
 def test_data_that_can_not_be_used_is_refused(row, changes, said, tmp_path):
-    first = PAIR if isinstance(row["chosen"], str) else {**CHAT, "rejected": [{"role": "assistant", "content": "b"}]}
+    first = (
+        PAIR
+        if isinstance(row["chosen"], str)
+        else {**CHAT, "rejected": [{"role": "assistant", "content": "b"}]}
+    )
     with pytest.raises(BadInput) as refused:
         prepared_from(tmp_path, [first, row], **changes)
     assert said in str(refused.value)
@@ -257,7 +344,10 @@ def test_data_that_can_not_be_used_is_refused(row, changes, said, tmp_path):
 
 @pytest.mark.parametrize(
     ("template", "role", "said"),
-    [(None, "user", "need a tokenizer with a chat template"), (TEMPLATE, "system", "no role system")],
+    [
+        (None, "user", "need a tokenizer with a chat template"),
+        (TEMPLATE, "system", "no role system"),
+    ],
 )
 def test_messages_that_the_tokenizer_does_not_take_are_refused(template, role, said, tmp_path):
     tokenizer = small_tokenizer(tmp_path / "model", template)
@@ -280,8 +370,14 @@ def test_a_head_of_several_classes_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dataset": {"builtin": "python-docs", "prompt": "p"}}, "unknown key workload.dataset.prompt; did you mean"),
-        ({"dataset": {"builtin": "python-docs", "chosen_column": "rejected"}}, "rejected_column must differ, but are"),
+        (
+            {"dataset": {"builtin": "python-docs", "prompt": "p"}},
+            "unknown key workload.dataset.prompt; did you mean",
+        ),
+        (
+            {"dataset": {"builtin": "python-docs", "chosen_column": "rejected"}},
+            "rejected_column must differ, but are",
+        ),
         ({"sequence_length": None}, "workload.sequence_length"),
         ({"tokenizer": None}, "a model from_config has no tokenizer"),
     ],
@@ -296,7 +392,10 @@ def test_settings_that_can_not_be_are_refused(changes, said):
         "sequence_length": LENGTH,
     }
     with pytest.raises(BadInput) as refused:
-        parse_study({**raw, "target": {"preference_accuracy": 0.5}, "workload": {**given, **changes}}, "study.yaml")
+        parse_study(
+            {**raw, "target": {"preference_accuracy": 0.5}, "workload": {**given, **changes}},
+            "study.yaml",
+        )
     assert said in str(refused.value)
     with pytest.raises(BadInput, match="target must be preference_accuracy"):
         parse_study({**raw, "workload": given}, "study.yaml")
@@ -304,28 +403,37 @@ def test_settings_that_can_not_be_are_refused(changes, said):
 
 def test_the_built_in_pairs_differ_and_end_with_those_for_evaluation(tmp_path):
     model = {"from_config": {**GPT2, "n_positions": 4096}}
-    given = workload(tmp_path, model=model, dataset={"builtin": "python-docs"}, sequence_length=4096)
+    given = workload(
+        tmp_path, model=model, dataset={"builtin": "python-docs"}, sequence_length=4096
+    )
     (root := tmp_path / "prepared").mkdir()
     prepared = task_for(given).prepare(Space.model_validate(SPACE), PreparedFolder(root), "f")
     assert prepared.notes == () and prepared.train_examples > 1000
     assert prepared.eval_examples == round((prepared.train_examples + prepared.eval_examples) / 10)
 
 
-# -------------------------------------------------------------------------------------------------------------- scores
+# --------------------------------------------------------------------------------------------------------------
+# scores
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_a_score_is_that_of_the_last_token_whatever_stands_behind_it(config, tmp_path):
-    """Also at a length that is no multiple of what rows are filled up to, which the model has no positions beyond."""
+    """Also at a length that is no multiple of what rows are filled up to, which the model has no
+    positions beyond.
+    """
     rows = [PAIR, {**PAIR, "chosen": "z" * 27, "rejected": "y"}]
     small = {**config, "n_positions" if config is GPT2 else "max_position_embeddings": 37}
     _, folder = prepared_from(tmp_path, rows, model={"from_config": small}, sequence_length=37)
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(folder.model_config)).eval()
+    model = AutoModelForSequenceClassification.from_config(
+        AutoConfig.from_pretrained(folder.model_config)
+    ).eval()
     batch = PairExamples(folder.root / "train").batch(np.array([0, 1, -1]))
     assert batch["input_ids"].shape == (6, 37) and batch["weights"].tolist() == [1, 1, 0]
     with torch.no_grad():
-        scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0]
+        scores = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[
+            :, 0
+        ]
         alone = [model(input_ids=torch.tensor([row])).logits.item() for row in rows_of(folder)]
     assert scores[[0, 3, 1, 4]].tolist() == pytest.approx(alone, abs=1e-6)
 
@@ -341,17 +449,24 @@ def test_a_tie_counts_as_wrong_a_filler_as_nothing_and_a_nan_as_no_number(tmp_pa
 
     task = task_for(workload(tmp_path))
     assert isinstance(task, Reward)
-    batch = {"input_ids": torch.zeros(8, 1), "attention_mask": torch.ones(8, 1), "weights": torch.tensor([1, 1, 1, 0])}
+    batch = {
+        "input_ids": torch.zeros(8, 1),
+        "attention_mask": torch.ones(8, 1),
+        "weights": torch.tensor([1, 1, 1, 0]),
+    }
     sums = task.sums(Scored(2.0, 1.0, 0.0, 9.0, 0.5, 1.0, 3.0, 0.0), batch)
     evaluation = task.evaluation(sums.tolist())
     assert (evaluation.sum, evaluation.count) == (1.0, 3)
     assert evaluation.others == {"mean_margin": pytest.approx((1.5 + 0 - 3) / 3)}
     loss = task.loss_sum(Scored(2.0, 1.0, 0.0, 9.0, 0.5, 1.0, 3.0, 0.0), batch)
-    assert loss.item() == pytest.approx(sum(math.log1p(math.exp(-margin)) for margin in (1.5, 0.0, -3.0)))
+    assert loss.item() == pytest.approx(
+        sum(math.log1p(math.exp(-margin)) for margin in (1.5, 0.0, -3.0))
+    )
     assert math.isnan(task.evaluation(task.sums(Scored(*[math.nan] * 8), batch).tolist()).sum)
 
 
-# -------------------------------------------------------------------------------------------------------------- trials
+# --------------------------------------------------------------------------------------------------------------
+# trials
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +474,11 @@ def prepared(tmp_path_factory) -> PreparedFolder:
     folder = tmp_path_factory.mktemp("study")
     space = Space.model_validate(SPACE)
     given = workload(folder)
-    prepare(PrepareSpec(workload=given, space=space, prepared_dir=str(folder / "prepared"), fingerprint="f"))
+    prepare(
+        PrepareSpec(
+            workload=given, space=space, prepared_dir=str(folder / "prepared"), fingerprint="f"
+        )
+    )
     return PreparedFolder(folder / "prepared")
 
 
@@ -427,7 +546,9 @@ def test_how_a_step_is_computed_does_not_change_it(params, reference, trial):
 
 @pytest.mark.slow
 def test_plain_transformers_finds_the_same_on_the_saved_model(prepared, reference, trial):
-    """ZeRO 3 on two ranks, an odd number of pairs; each text by itself, from the file, through the saved tokenizer."""
+    """ZeRO 3 on two ranks, an odd number of pairs; each text by itself, from the file, through the
+    saved tokenizer.
+    """
     run = trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=2, save=True)
     assert found(run) == close(reference)
     model = AutoModelForSequenceClassification.from_pretrained(run.folder / "model").eval()
@@ -437,8 +558,13 @@ def test_plain_transformers_finds_the_same_on_the_saved_model(prepared, referenc
         with torch.no_grad():
             return float(model(**tokenizer(text, return_tensors="pt")).logits)
 
-    rows = [json.loads(line) for line in (prepared.root.parent / "eval.jsonl").read_text().splitlines()]
-    margins = [score(row["prompt"] + row["chosen"]) - score(row["prompt"] + row["rejected"]) for row in rows]
+    rows = [
+        json.loads(line) for line in (prepared.root.parent / "eval.jsonl").read_text().splitlines()
+    ]
+    margins = [
+        score(row["prompt"] + row["chosen"]) - score(row["prompt"] + row["rejected"])
+        for row in rows
+    ]
     accuracy = sum(margin > 0 for margin in margins) / len(margins)
     assert found(run)[-1] == pytest.approx((accuracy, sum(margins) / len(margins)), rel=1e-3)
 
@@ -450,10 +576,16 @@ def pretrained(tmp_path_factory) -> PreparedFolder:
     base = folder / "base"
     size = len(AutoTokenizer.from_pretrained(small_tokenizer(base)))
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA, vocab_size=size)).save_pretrained(base)
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**LLAMA, vocab_size=size)
+    ).save_pretrained(base)
     given = workload(folder, model={"name_or_path": str(base)}, tokenizer=None, evaluations=1)
     space = Space.model_validate(SPACE)
-    prepare(PrepareSpec(workload=given, space=space, prepared_dir=str(folder / "prepared"), fingerprint="f"))
+    prepare(
+        PrepareSpec(
+            workload=given, space=space, prepared_dir=str(folder / "prepared"), fingerprint="f"
+        )
+    )
     return PreparedFolder(folder / "prepared")
 
 
@@ -476,15 +608,21 @@ def test_a_new_head_is_drawn_from_the_seed_whatever_the_zero_stage(pretrained, t
 def test_adapters_learn_with_the_head(zero_stage, pretrained, trial):
     untrained = trial(at=pretrained, zero_stage=zero_stage, learning_rate=1e-12, lora_rank=4)
     trained = trial(at=pretrained, zero_stage=zero_stage, learning_rate=2e-2, lora_rank=4, epochs=3)
-    assert trained.points[-1].other_qualities["mean_margin"] > untrained.points[-1].other_qualities["mean_margin"] + 0.5
+    assert (
+        trained.points[-1].other_qualities["mean_margin"]
+        > untrained.points[-1].other_qualities["mean_margin"] + 0.5
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ the study
+# ------------------------------------------------------------------------------------------------------------
+# the study
 
 
 @pytest.mark.slow
 def test_the_shipped_study_runs_to_its_end_and_its_winner_is_found_again(tmp_path):
-    done = carbonopt("run", ROOT / "studies" / "reward.yaml", "--out", tmp_path / "out", "--trials", "2")
+    done = carbonopt(
+        "run", ROOT / "studies" / "reward.yaml", "--out", tmp_path / "out", "--trials", "2"
+    )
     assert done.returncode == 0, done.stderr
     exported = carbonopt("export", tmp_path / "out").stdout.splitlines()
     records = {record["trial"]: record for record in map(json.loads, exported)}
@@ -495,10 +633,14 @@ def test_the_shipped_study_runs_to_its_end_and_its_winner_is_found_again(tmp_pat
     assert quality["sum"] == round(quality["value"] * quality["count"])
 
     winner = tmp_path / "out" / "report" / "winner"
-    again = subprocess.run(["sh", "run.sh"], cwd=winner, capture_output=True, text=True, timeout=200)
+    again = subprocess.run(
+        ["sh", "run.sh"], cwd=winner, capture_output=True, text=True, timeout=200
+    )
     assert again.returncode == 0, again.stderr
     result = json.loads((winner / "output" / "result.json").read_text())
     assert result["quality"]["value"] == pytest.approx(quality["value"], abs=1e-3)
     assert result["quality"]["count"] == quality["count"]
-    assert AutoModelForSequenceClassification.from_pretrained(winner / "output").config.num_labels == 1
+    assert (
+        AutoModelForSequenceClassification.from_pretrained(winner / "output").config.num_labels == 1
+    )
     assert "pipeline_tag: text-classification" in (winner / "model_card.md").read_text()

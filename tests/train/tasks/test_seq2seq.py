@@ -1,4 +1,6 @@
-"""Sequence-to-sequence trials of a tiny T5 on the CPU: their quality by hand, and what must not change it."""
+"""Sequence-to-sequence trials of a tiny T5 on the CPU: their quality by hand, and what must not
+change it.
+"""
 
 import html
 import json
@@ -20,16 +22,17 @@ from small_studies import study
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from trial_processes import Run, start
 
-from carbonopt.core.config import Space
+from carbonopt.core.channel import FINISHED_EXIT
 from carbonopt.core.errors import BadInput
-from carbonopt.core.events import FINISHED_EXIT, Evaluated
-from carbonopt.core.files import PreparedFolder
+from carbonopt.core.events import Evaluated
 from carbonopt.export.recorded import recorded
-from carbonopt.study.check import check
-from carbonopt.study.file import load_study, parse_study
-from carbonopt.study.inputs import input_files
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space
+from carbonopt.study.input_files import input_files
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import load_study, parse_study
 from carbonopt.train.data.packing import IGNORED
-from carbonopt.train.tasks.base import task_for
+from carbonopt.train.tasks.task import task_for
 
 LIBRARY = Path(__file__).parents[3] / "studies" / "library"
 EVALUATION = 37  # rows: the last batch is ragged, and one rank has more than the other
@@ -37,10 +40,16 @@ SOURCE_LENGTH, TARGET_LENGTH = 16, 14  # tokens; some are cut
 MODEL = {
     "model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
     "dropout_rate": 0.0,  # or each division drops other activations
-    # Smooth: where ReLU has its kink, the last digits of two ways to add grew to 1e-3 of the perplexity; so to 1e-6.
+    # Smooth: where ReLU has its kink, the last digits of two ways to add grew to 1e-3 of the
+    # perplexity; so to 1e-6.
     "feed_forward_proj": "gated-gelu",
 }  # fmt: skip
-PARAMS = {"global_batch_size": 16, "micro_batch_size_per_gpu": 16, "learning_rate": 4e-3, "epochs": 3}
+PARAMS = {
+    "global_batch_size": 16,
+    "micro_batch_size_per_gpu": 16,
+    "learning_rate": 4e-3,
+    "epochs": 3,
+}
 SPACE = {"global_batch_size": 16, "learning_rate": 4e-3, "epochs": 3}
 
 
@@ -59,11 +68,19 @@ def data(tmp_path_factory) -> Path:
     write(folder / "train.jsonl", rows("train"))
     write(folder / "eval.jsonl", rows("eval")[:EVALUATION])
     with sqlite3.connect(folder / "library.sqlite") as database:
-        database.execute("CREATE TABLE book (pages INTEGER, year INTEGER, price REAL, copies INTEGER, genre, language)")
-        genres, languages = ("crime", "fantasy", "history", "poetry", "science", "travel"), ("English", "French")
+        database.execute(
+            "CREATE TABLE book (pages INTEGER, year INTEGER, price REAL, copies INTEGER, genre,"
+            " language)"
+        )
+        genres, languages = (
+            ("crime", "fantasy", "history", "poetry", "science", "travel"),
+            ("English", "French"),
+        )
         for number in range(24):
             row = (100 + 7 * number, 1950 + number, 5 + number / 8, number % 4, genres[number % 6])
-            database.execute("INSERT INTO book VALUES (?, ?, ?, ?, ?, ?)", (*row, languages[number % 2]))
+            database.execute(
+                "INSERT INTO book VALUES (?, ?, ?, ?, ?, ?)", (*row, languages[number % 2])
+            )
     database.close()
     return folder
 
@@ -85,7 +102,12 @@ def workload(data):
 
 
 def prepare(workload: dict, folder: Path, **space) -> Run:
-    spec = {"workload": workload, "space": {**SPACE, **space}, "prepared_dir": str(folder / "p"), "fingerprint": "f"}
+    spec = {
+        "workload": workload,
+        "space": {**SPACE, **space},
+        "prepared_dir": str(folder / "p"),
+        "fingerprint": "f",
+    }
     return start("prepare", spec, folder)
 
 
@@ -122,21 +144,31 @@ class ByHand:
     """A saved model's qualities with transformers alone, one example after the other."""
 
     def __init__(self, folder: Path, expected: list[dict[str, str]]) -> None:
-        model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
+        model, tokenizer = (
+            kind.from_pretrained(folder) for kind in (AutoModelForSeq2SeqLM, AutoTokenizer)
+        )
         model.eval()
         nll, tokens, self.texts = 0.0, 0, []
         with torch.no_grad():
             for row in expected:
                 source = tokenizer(
-                    f"SQL: {row['question']}", truncation=True, max_length=SOURCE_LENGTH, return_tensors="pt"
+                    f"SQL: {row['question']}",
+                    truncation=True,
+                    max_length=SOURCE_LENGTH,
+                    return_tensors="pt",
                 )
                 labels = torch.tensor([tokenizer(row["sql"])["input_ids"][:TARGET_LENGTH]])
                 nll += float(model(**source, labels=labels).loss) * labels.numel()
                 tokens += labels.numel()
-                ids = model.generate(**source, max_new_tokens=TARGET_LENGTH, do_sample=False, num_beams=1)
+                ids = model.generate(
+                    **source, max_new_tokens=TARGET_LENGTH, do_sample=False, num_beams=1
+                )
                 self.texts.append(tokenizer.decode(ids[0], skip_special_tokens=True))
         self.perplexity, self.tokens = math.exp(nll / tokens), tokens
-        matches = [text.split() == row["sql"].split() for text, row in zip(self.texts, expected, strict=True)]
+        matches = [
+            text.split() == row["sql"].split()
+            for text, row in zip(self.texts, expected, strict=True)
+        ]
         self.exact_match = sum(matches) / len(matches)
 
 
@@ -159,7 +191,10 @@ def test_quality_is_what_transformers_alone_computes(reference):
 
     before, shown = predictions(reference)
     assert before == () and len(shown) == 12
-    texts = {f"SQL: {row['question']}": (row["sql"], text) for row, text in zip(expected(), by_hand.texts, strict=True)}
+    texts = {
+        f"SQL: {row['question']}": (row["sql"], text)
+        for row, text in zip(expected(), by_hand.texts, strict=True)
+    }
     for prediction in shown:
         assert texts[prediction.source] == (prediction.expected, prediction.predicted)
     assert len({prediction.source for prediction in shown}) == 12
@@ -172,12 +207,16 @@ def test_two_ranks_with_accumulation_and_any_zero_stage(stage, reference, trial)
     run = trial(zero_stage=stage, world_size=2, micro_batch_size_per_gpu=4, save=stage == 3)
     for point, alike in zip(run.points, reference.points, strict=True):
         assert point.value == pytest.approx(alike.value, abs=1e-3)
-        assert point.other_qualities["perplexity"] == pytest.approx(alike.other_qualities["perplexity"], rel=1e-4)
+        assert point.other_qualities["perplexity"] == pytest.approx(
+            alike.other_qualities["perplexity"], rel=1e-4
+        )
     assert predictions(run) == predictions(reference)
     if stage == 3:
         by_hand = ByHand(run.folder / "model", expected())
         assert run.points[-1].value == pytest.approx(by_hand.exact_match, abs=1e-3)
-        assert run.points[-1].other_qualities["perplexity"] == pytest.approx(by_hand.perplexity, rel=1e-3)
+        assert run.points[-1].other_qualities["perplexity"] == pytest.approx(
+            by_hand.perplexity, rel=1e-3
+        )
 
 
 @pytest.mark.slow
@@ -207,8 +246,12 @@ def test_dimensions_that_change_how_it_trains(params, trial):
 
 @pytest.mark.slow
 def test_offload_and_checkpointing_change_nothing(reference, trial):
-    run = trial(zero_stage=3, offload="parameters", gradient_checkpointing=True, micro_batch_size_per_gpu=8)
-    assert [point.value for point in run.points] == pytest.approx([point.value for point in reference.points], abs=1e-3)
+    run = trial(
+        zero_stage=3, offload="parameters", gradient_checkpointing=True, micro_batch_size_per_gpu=8
+    )
+    assert [point.value for point in run.points] == pytest.approx(
+        [point.value for point in reference.points], abs=1e-3
+    )
     assert predictions(run) == predictions(reference)
 
 
@@ -240,15 +283,23 @@ def exact(trial, workload) -> Run:
 @pytest.mark.slow
 @pytest.mark.parametrize("quality", ["canonical_match", "execution_match"])
 def test_a_match_by_what_queries_mean(quality, exact, trial, workload, data, tmp_path):
-    """The expected queries are written in another way than those that the model learns: no text is the same, and yet
-    they are the same queries."""
+    """The expected queries are written in another way than those that the model learns: no text is
+    the same, and yet they are the same queries.
+    """
     restyled = [{**row, "sql": restyle(row["sql"], quality)} for row in expected()]
-    dataset = {"eval_files": [write(tmp_path / "eval.jsonl", restyled)], "database": str(data / "library.sqlite")}
+    dataset = {
+        "eval_files": [write(tmp_path / "eval.jsonl", restyled)],
+        "database": str(data / "library.sqlite"),
+    }
     points = trial(workload(quality, dataset=dataset, **WHOLE), **ON_TWO_RANKS).points
     assert [point.other_qualities["exact_match"] for point in points] == [0, 0]
     for point, same in zip(points, exact.points, strict=True):
         # Two different queries can return the same rows: of 24 books four or so.
-        assert point.value == same.value if quality == "canonical_match" else point.value >= same.value > 0
+        assert (
+            point.value == same.value
+            if quality == "canonical_match"
+            else point.value >= same.value > 0
+        )
 
 
 def restyle(query: str, quality: str) -> str:
@@ -262,11 +313,21 @@ def restyle(query: str, quality: str) -> str:
 @pytest.mark.slow
 def test_a_trained_model_is_tuned_by_adapters(reference, trial, workload, data):
     """With its own tokenizer, loaded in parts on two ranks: it begins where the other one ended."""
-    params = {"zero_stage": 3, "world_size": 2, "micro_batch_size_per_gpu": 8, "lora_rank": 4, "epochs": 0.5}
+    params = {
+        "zero_stage": 3,
+        "world_size": 2,
+        "micro_batch_size_per_gpu": 8,
+        "lora_rank": 4,
+        "epochs": 0.5,
+    }
     model = {"name_or_path": str(reference.folder / "model")}
-    (untouched,) = trial(workload(model=model, tokenizer=None, evaluations=1), **params, learning_rate=1e-9).points
+    (untouched,) = trial(
+        workload(model=model, tokenizer=None, evaluations=1), **params, learning_rate=1e-9
+    ).points
     assert untouched.value == reference.points[-1].value
-    assert untouched.other_qualities == pytest.approx(reference.points[-1].other_qualities, rel=1e-5)
+    assert untouched.other_qualities == pytest.approx(
+        reference.points[-1].other_qualities, rel=1e-5
+    )
     # More of the same training fits what it trains on; what is new to it needn't.
     by_training_rows = {"eval_files": [str(data / "train.jsonl")]}
     fitted = workload(None, model=model, tokenizer=None, evaluations=2, dataset=by_training_rows)
@@ -292,11 +353,14 @@ def test_another_family_of_models_with_characters(trial, workload):
     assert settings.eos_token_id == tokenizer.eos_token_id and settings.forced_eos_token_id is None
     row = expected()[0]
     source = tokenizer(f"SQL: {row['question']}", return_tensors="pt")
-    text = tokenizer.decode(model.generate(**source, max_new_tokens=80, num_beams=1)[0], skip_special_tokens=True)
+    text = tokenizer.decode(
+        model.generate(**source, max_new_tokens=80, num_beams=1)[0], skip_special_tokens=True
+    )
     assert predictions(run)[-1][0].predicted == " ".join(text.split())
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
+# ------------------------------------------------------------------------------------------------------------
+# bad input
 
 
 def settings(workload: dict):
@@ -306,7 +370,9 @@ def settings(workload: dict):
 def refusal(workload: dict, folder: Path, **space) -> str:
     folder.mkdir(exist_ok=True)
     with pytest.raises(BadInput) as refused:
-        settings(workload).prepare(Space.model_validate({**SPACE, **space}), PreparedFolder(folder), "f")
+        settings(workload).prepare(
+            Space.model_validate({**SPACE, **space}), PreparedFolder(folder), "f"
+        )
     return str(refused.value)
 
 
@@ -324,7 +390,7 @@ def refusal(workload: dict, folder: Path, **space) -> str:
         ({"model": {"from_config": {"model_type": "gpt2"}}}, {}, "model_type must be a sequence-to-sequence model"),
         ({"model": {"from_config": {**MODEL, "d_modle": 8}}}, {}, "unknown field d_modle for t5; did you mean"),
         ({"model": {"from_config": {**MODEL, "eos_token_id": 7}}}, {}, "eos_token_id must be the tokenizer's"),
-        ({"model": {"from_config": {**MODEL, "vocab_size": 99}}}, {}, "but got 99 and 401"),
+        ({"model": {"from_config": {**MODEL, "vocab_size": 99}}}, {}, "but got 99 and 400"),
         ({"source_prefix": "x" * 500, "tokenizer": {"kind": "byte"}}, {}, "source_prefix must leave room for a source"),
         ({"max_target_length": 4}, {}, "but 37 of 37 evaluation targets can't be matched"),
         (
@@ -347,7 +413,10 @@ def test_what_would_make_every_trial_fail_is_refused(changes, space, said, workl
         ),
         ({"question": "How?", "sql": "DELETE FROM book"}, "line 3 doesn't: not authorized"),
         (
-            {"question": "How?", "sql": "SELECT 1 FROM book AS a, book AS b, book AS c, book AS d, book AS e"},
+            {
+                "question": "How?",
+                "sql": "SELECT 1 FROM book AS a, book AS b, book AS c, book AS d, book AS e",
+            },
             "more than",
         ),
         ({"question": "How?", "sql": 7}, "column 'sql' must hold text, but"),
@@ -355,7 +424,9 @@ def test_what_would_make_every_trial_fail_is_refused(changes, space, said, workl
 )
 def test_an_expected_query_that_fails_is_refused_with_its_row(row, said, workload, data, tmp_path):
     dataset = {"eval_files": [write(tmp_path / "eval.jsonl", [*expected()[:2], row])]}
-    by_rows = workload("execution_match", dataset={**dataset, "database": str(data / "library.sqlite")})
+    by_rows = workload(
+        "execution_match", dataset={**dataset, "database": str(data / "library.sqlite")}
+    )
     assert said in refusal(by_rows, tmp_path / "p")
 
 
@@ -375,7 +446,10 @@ def test_a_database_that_is_written_to_is_refused(workload, data, tmp_path):
             {"dataset": {"train_files": ["a.jsonl"], "source_column": "a", "target_column": "a"}},
             "must differ, but both",
         ),
-        ({"dataset": {"train_files": ["a.jsonl"], "text_column": "a"}}, "unknown key workload.dataset.text_column"),
+        (
+            {"dataset": {"train_files": ["a.jsonl"], "text_column": "a"}},
+            "unknown key workload.dataset.text_column",
+        ),
         ({"max_target_length": 1}, "workload.max_target_length: "),
         ({"sequence_length": None}, "workload.sequence_length"),
         ({"tokenizer": None}, "a model from_config has no tokenizer"),
@@ -396,7 +470,8 @@ def test_what_the_settings_refuse(changes, said):
         parse_study(wrong, "study.yaml")
 
 
-# ------------------------------------------------------------------------------------------------------ the preparation
+# ------------------------------------------------------------------------------------------------------
+# the preparation
 
 
 def test_what_is_left_out_cut_or_known_by_heart_is_counted(workload, tmp_path):
@@ -417,7 +492,10 @@ def test_what_is_left_out_cut_or_known_by_heart_is_counted(workload, tmp_path):
         [len(ids) for ids in tokenizer([prefix + row[column] for row in evaluation])["input_ids"]]
         for prefix, column in (("SQL: ", "question"), ("", "sql"))
     )
-    cut_sources, cut_targets = sum(n > SOURCE_LENGTH for n in sources), sum(n > longest for n in queries)
+    cut_sources, cut_targets = (
+        sum(n > SOURCE_LENGTH for n in sources),
+        sum(n > longest for n in queries),
+    )
     assert 0 < cut_sources < 40 and 0 < cut_targets < 40
     text = " ".join(made.notes)
     for sentence in (
@@ -438,7 +516,10 @@ def test_targets_are_shifted_once_and_padding_never_counts(workload, tmp_path):
     (tmp_path / "p").mkdir()
     folder = PreparedFolder(tmp_path / "p")
     task.prepare(Space.model_validate(SPACE), folder, "f")
-    examples, tokenizer = task.examples(folder, "eval"), AutoTokenizer.from_pretrained(folder.tokenizer)
+    examples, tokenizer = (
+        task.examples(folder, "eval"),
+        AutoTokenizer.from_pretrained(folder.tokenizer),
+    )
     batch = examples.batch(np.array([5, -1, 0]))
     for place, index in ((0, 5), (2, 0)):
         row = expected()[index]
@@ -446,45 +527,67 @@ def test_targets_are_shifted_once_and_padding_never_counts(workload, tmp_path):
         padding = batch["labels"].shape[1] - len(labels)
         assert batch["labels"][place].tolist() == labels + [IGNORED] * padding
         decoder = batch["decoder_input_ids"][place].tolist()
-        assert decoder[: len(labels)] == [tokenizer.pad_token_id, *labels[:-1]] and IGNORED not in decoder
+        assert (
+            decoder[: len(labels)] == [tokenizer.pad_token_id, *labels[:-1]]
+            and IGNORED not in decoder
+        )
         read = batch["input_ids"][place][batch["attention_mask"][place] == 1].tolist()
-        question = tokenizer(f"SQL: {row['question']}", truncation=True, max_length=SOURCE_LENGTH)["input_ids"]
+        question = tokenizer(f"SQL: {row['question']}", truncation=True, max_length=SOURCE_LENGTH)[
+            "input_ids"
+        ]
         assert read == question and read[-1] == tokenizer.eos_token_id
         assert examples.weights[index] == len(labels)
     assert (batch["labels"][1] == IGNORED).all(), "a filler has no target"
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(folder.model_config))
     own = model.prepare_decoder_input_ids_from_labels(batch["labels"][[0, 2]])
     counted = batch["labels"][[0, 2]] != IGNORED
-    assert (own == batch["decoder_input_ids"][[0, 2]])[counted].all(), "as the model itself shifts them"
+    assert (own == batch["decoder_input_ids"][[0, 2]])[counted].all(), (
+        "as the model itself shifts them"
+    )
 
 
 def test_the_database_is_an_input_of_the_study(workload, data, tmp_path):
-    """Noted with its sha256, named without this machine's path, taken from the study file's own folder."""
+    """Noted with its sha256, named without this machine's path, taken from the study file's own
+    folder.
+    """
     raw = study().config.model_dump(mode="json", exclude_none=True)
     given = workload("execution_match", dataset={"database": "library.sqlite"})
     path = data / "study.yaml"
-    raw |= {"target": {"execution_match": 0.5}, "workload": given, "launch": {"kind": "local", "gpus": []}}
+    raw |= {
+        "target": {"execution_match": 0.5},
+        "workload": given,
+        "launch": {"kind": "local", "gpus": []},
+    }
     path.write_text(yaml.safe_dump(raw))
     config = load_study(path)
     assert config.workload.dataset.database == str(data / "library.sqlite")
     assert check(config).config == config
     inputs = input_files(config)
-    assert [Path(file.path).name for file in inputs] == ["train.jsonl", "eval.jsonl", "library.sqlite"]
+    assert [Path(file.path).name for file in inputs] == [
+        "train.jsonl",
+        "eval.jsonl",
+        "library.sqlite",
+    ]
     dumped = config.model_dump(mode="json")
-    assert recorded(dumped, inputs)["data/library.sqlite"][0]["bytes"] == (data / "library.sqlite").stat().st_size
+    assert (
+        recorded(dumped, inputs)["data/library.sqlite"][0]["bytes"]
+        == (data / "library.sqlite").stat().st_size
+    )
     assert dumped["workload"]["dataset"]["database"] == "data/library.sqlite"
     path.write_text(yaml.safe_dump(raw).replace("library.sqlite", "lost.sqlite"))
     with pytest.raises(BadInput, match=r"workload.dataset.database: no file .*lost.sqlite"):
         check(load_study(path))
 
 
-# ------------------------------------------------------------------------------------------------------ the whole study
+# ------------------------------------------------------------------------------------------------------
+# the whole study
 
 
 @pytest.mark.slow
 def test_the_shipped_study_its_report_and_its_winner(tmp_path):
-    """Its first trial alone, which is the start: it meets the target, its predictions are in the report, and run.sh
-    reaches the same quality."""
+    """Its first trial alone, which is the start: it meets the target, its predictions are in the
+    report, and run.sh reaches the same quality.
+    """
     out = tmp_path / "out"
     done = carbonopt("run", LIBRARY.parent / "library-sql.yaml", "--out", out, "--trials", "1")
     assert done.returncode == 0, done.stderr
@@ -496,9 +599,13 @@ def test_the_shipped_study_its_report_and_its_winner(tmp_path):
     for prediction in record["predictions"]:
         assert html.escape(prediction["predicted"], quote=False).replace("'", "&#39;") in page
     winner = out / "report" / "winner"
-    assert "sqlglot" not in (winner / "requirements.txt").read_text(), "only a canonical match needs it"
+    assert "sqlglot" not in (winner / "requirements.txt").read_text(), (
+        "only a canonical match needs it"
+    )
     command = ["sh", str(winner / "run.sh"), "--data", str(LIBRARY)]
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300, env=without_carbonopt(tmp_path))
+    again = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=without_carbonopt(tmp_path)
+    )
     assert again.returncode == 0, again.stderr
     result = json.loads((winner / "output" / "result.json").read_text())
     assert result["quality"] == record["quality"]
@@ -509,7 +616,11 @@ def without_carbonopt(folder: Path) -> dict[str, str]:
     stub.parent.mkdir(parents=True)
     stub.write_text("raise ImportError('not here')\n")
     path = f"{os.environ['PATH']}:{Path(sys.executable).parent}"
-    return os.environ | {"PATH": path, "PYTHONPATH": str(folder / "stub"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return os.environ | {
+        "PATH": path,
+        "PYTHONPATH": str(folder / "stub"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def test_the_rows_are_those_that_their_script_makes():

@@ -14,25 +14,31 @@ from small_studies import study
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trial_processes import Run, start
 
-from carbonopt.core.config import Space
+from carbonopt.core.channel import FINISHED_EXIT
 from carbonopt.core.errors import BadInput
-from carbonopt.core.events import FINISHED_EXIT
-from carbonopt.core.files import PreparedFolder
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.study.file import parse_study
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space
+from carbonopt.study.study_file import parse_study
 from carbonopt.train.data.packing import IGNORED
-from carbonopt.train.tasks.base import task_for
+from carbonopt.train.tasks.task import task_for
 
 STUDIES = Path(__file__).parents[3] / "studies"
 LENGTH = 60  # tokens; no multiple of what batches are padded to
 MODEL = {
     "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": LENGTH, "initializer_range": 0.1,
-    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,  # or each division drops other activations
+    # or each division drops other activations
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 OPT = {"model_type": "opt", **SMALL, "ffn_dim": 16, "word_embed_proj_dim": 16}
 GEMMA2 = {"model_type": "gemma2", **SMALL, "num_key_value_heads": 1, "intermediate_size": 16}
-PARAMS = {"global_batch_size": 16, "micro_batch_size_per_gpu": 8, "learning_rate": 1e-2, "epochs": 1}
+PARAMS = {
+    "global_batch_size": 16,
+    "micro_batch_size_per_gpu": 8,
+    "learning_rate": 1e-2,
+    "epochs": 1,
+}
 SPACE = {"global_batch_size": 16, "learning_rate": 1e-2, "epochs": 1}
 ROWS, EVAL_ROWS = 96, 13  # of the latter an odd number: ranks with unequal shares
 
@@ -42,8 +48,16 @@ def sums(count: int, seed: int) -> list[dict[str, str]]:
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        terms = [str(term) for term in random.integers(0, 10 ** random.integers(1, 6), random.integers(2, 6))]
-        rows.append({"prompt": f"Add {', '.join(terms)}.\n", "response": f"{'+'.join(terms)}={sum(map(int, terms))}"})
+        terms = [
+            str(term)
+            for term in random.integers(0, 10 ** random.integers(1, 6), random.integers(2, 6))
+        ]
+        rows.append(
+            {
+                "prompt": f"Add {', '.join(terms)}.\n",
+                "response": f"{'+'.join(terms)}={sum(map(int, terms))}",
+            }
+        )
     return rows
 
 
@@ -143,13 +157,17 @@ def packed(trial) -> Run:
 
 
 @pytest.mark.slow
-def test_how_a_step_of_packed_rows_is_computed_does_not_change_it_either(packed, trial, prepared, reference):
+def test_how_a_step_of_packed_rows_is_computed_does_not_change_it_either(
+    packed, trial, prepared, reference
+):
     rows = PreparedFolder(prepared(True)).read_summary()
     assert 2 * PARAMS["global_batch_size"] <= rows.train_examples < ROWS / 1.5
     other = trial(packing=True, zero_stage=3, world_size=2, micro_batch_size_per_gpu=2)
     assert other.values == pytest.approx(packed.values, rel=1e-5)
     assert {point.count for point in packed.points} == {point.count for point in reference.points}
-    assert packed.values[-1] != pytest.approx(reference.values[-1], rel=1e-3), "other global batches"
+    assert packed.values[-1] != pytest.approx(reference.values[-1], rel=1e-3), (
+        "other global batches"
+    )
 
 
 def independent_perplexity(model_folder: Path, eval_file: str) -> tuple[float, int]:
@@ -174,26 +192,40 @@ def test_perplexity_is_what_plain_transformers_computes_on_the_saved_model(packe
     ragged = trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=4, save=True)
     for run in (packed, ragged):
         perplexity, count = independent_perplexity(run.folder / "model", eval_file)
-        assert run.values[-1] == pytest.approx(perplexity, rel=1e-5) and run.points[-1].count == count
+        assert (
+            run.values[-1] == pytest.approx(perplexity, rel=1e-5) and run.points[-1].count == count
+        )
 
 
 @pytest.mark.slow
 def test_a_pretrained_model_goes_on_from_its_weights(packed, trial):
-    """Under ZeRO 3, where loading partitions; a learning rate of nothing leaves the weights as they were."""
+    """Under ZeRO 3, where loading partitions; a learning rate of nothing leaves the weights as they
+    were.
+    """
     model = {"name_or_path": str(packed.folder / "model")}
-    run = trial(model=model, zero_stage=3, learning_rate=1e-12, world_size=2, micro_batch_size_per_gpu=4)
+    run = trial(
+        model=model, zero_stage=3, learning_rate=1e-12, world_size=2, micro_batch_size_per_gpu=4
+    )
     assert run.values == pytest.approx(packed.values[-1:] * 2, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_every_optional_dimension(trial, reference):
-    options = {"precision": "bf16", "gradient_checkpointing": True, "lora_rank": 4, "output_layer": "fused"}
+    options = {
+        "precision": "bf16",
+        "gradient_checkpointing": True,
+        "lora_rank": 4,
+        "output_layer": "fused",
+    }
     for packing in (False, True):
         first, last = trial(packing=packing, **options, attention_implementation="eager").values
-        assert reference.values[-1] < last < first, "adapters learn, and learn less than all weights"
+        assert reference.values[-1] < last < first, (
+            "adapters learn, and learn less than all weights"
+        )
 
 
-# ----------------------------------------------------------------------------------------------------------- the data
+# -----------------------------------------------------------------------------------------------------------
+# the data
 
 
 def prepare(workload: dict, folder: Path, **space):
@@ -216,10 +248,16 @@ def test_targets_are_the_responses_and_their_end(workload, tmp_path):
     for index, row in ((0, rows[1]), (1, rows[0])):
         targets = batch["targets"][index]
         assert tokenizer.decode(targets[targets != IGNORED]) == row["response"] + "<|endoftext|>"
-        read = batch["input_ids"][index][: len(tokenizer(row["prompt"] + row["response"])["input_ids"])]
+        read = batch["input_ids"][index][
+            : len(tokenizer(row["prompt"] + row["response"])["input_ids"])
+        ]
         assert tokenizer.decode(read) == row["prompt"] + row["response"]
     assert (batch["targets"][2] == IGNORED).all()
-    assert summary.eval_tokens == int((batch["targets"] != IGNORED).sum()) == int(examples.weights.sum())
+    assert (
+        summary.eval_tokens
+        == int((batch["targets"] != IGNORED).sum())
+        == int(examples.weights.sum())
+    )
     assert (summary.train_examples, summary.eval_examples, summary.notes) == (8, 2, ())
 
 
@@ -232,17 +270,29 @@ def test_what_is_left_out_or_cut_is_counted(workload, tmp_path):
         {"prompt": "Nothing?\n", "response": None},
         {"prompt": "Much?\n", "response": long},
     ]
-    data = {"train_files": [write(tmp_path / "rows.jsonl", rows)], "eval_files": workload["dataset"]["eval_files"]}
-    task, summary = prepare({**workload, "dataset": data, "tokenizer": {"kind": "byte"}}, tmp_path / "prepared")
-    long_sums = sum(len((row["prompt"] + row["response"]).encode()) > LENGTH + 1 for row in rows[:10])
+    data = {
+        "train_files": [write(tmp_path / "rows.jsonl", rows)],
+        "eval_files": workload["dataset"]["eval_files"],
+    }
+    task, summary = prepare(
+        {**workload, "dataset": data, "tokenizer": {"kind": "byte"}}, tmp_path / "prepared"
+    )
+    long_sums = sum(
+        len((row["prompt"] + row["response"]).encode()) > LENGTH + 1 for row in rows[:10]
+    )
     assert all(len(row["prompt"]) < LENGTH for row in rows[:10])
     train, _ = summary.notes
     said = (
-        "Of 14 training rows 11 are used: 2 had no response, the prompt of 1 left no room for a response, {} were cut"
+        "Of 14 training rows 11 are used: 2 had no response, the prompt of 1 left no room for a"
+        " response, {} were cut"
     )
     assert train.startswith(said.format(long_sums + 1))
     assert summary.train_examples == 11
-    lengths = (task.examples(PreparedFolder(tmp_path / "prepared"), "train").batch(np.arange(11))["input_ids"]).shape
+    lengths = (
+        task.examples(PreparedFolder(tmp_path / "prepared"), "train").batch(np.arange(11))[
+            "input_ids"
+        ]
+    ).shape
     assert lengths == (11, LENGTH)
 
 
@@ -274,12 +324,24 @@ def with_data(**dataset):
         ({"sequence_length": None}, "workload.sequence_length"),
         ({"tokenizer": None}, "a model from_config has no tokenizer"),
         (with_data(builtin="digits"), "workload.dataset.builtin"),
-        (with_data(builtin="python-docs", text_column="text"), "unknown key workload.dataset.text_column"),
+        (
+            with_data(builtin="python-docs", text_column="text"),
+            "unknown key workload.dataset.text_column",
+        ),
         (with_data(builtin="python-docs", messages_column="messages"), "python-docs has not"),
-        (with_data(train_files=["a.jsonl"], response_column="prompt"), "must differ, but both are 'prompt'"),
-        (with_data(train_files=["a.jsonl"], messages_column="m", prompt_column="p"), "messages_column goes without"),
+        (
+            with_data(train_files=["a.jsonl"], response_column="prompt"),
+            "must differ, but both are 'prompt'",
+        ),
+        (
+            with_data(train_files=["a.jsonl"], messages_column="m", prompt_column="p"),
+            "messages_column goes without",
+        ),
         (with_data(train_files=["a.csv"], messages_column="m"), "can hold lists"),
-        (with_data(train_files=["a.jsonl"], messages_column="m"), "needs a tokenizer that has a chat template"),
+        (
+            with_data(train_files=["a.jsonl"], messages_column="m"),
+            "needs a tokenizer that has a chat template",
+        ),
     ],
 )
 def test_a_study_file_that_can_not_be_is_refused(workload, changes, said):
@@ -296,16 +358,32 @@ def test_a_study_file_that_can_not_be_is_refused(workload, changes, said):
         ([{"prompt": "a"}], {}, "has no column 'response'; its columns are prompt"),
         ([{"prompt": "a", "response": 3}] * 2, {}, "column 'response' must hold text, but"),
         ([{"prompt": "a", "response": ""}] * 20, {}, "but of its 18 rows 18 had no response"),
-        ([{"prompt": "a" * 100, "response": "b"}] * 20, {}, "the prompt of 18 left no room for a response"),
-        ([{"prompt": "a", "response": "b"}], {}, "must be enough to set eval_fraction=0.1 of them aside"),
+        (
+            [{"prompt": "a" * 100, "response": "b"}] * 20,
+            {},
+            "the prompt of 18 left no room for a response",
+        ),
+        (
+            [{"prompt": "a", "response": "b"}],
+            {},
+            "must be enough to set eval_fraction=0.1 of them aside",
+        ),
         (sums(20, 0), {"packing": True, "model": {"from_config": OPT}}, "packing: opt lets"),
-        (sums(20, 0), {"packing": True, "attention_implementation": "flash_attention_2"}, "batches of one row alone"),
+        (
+            sums(20, 0),
+            {"packing": True, "attention_implementation": "flash_attention_2"},
+            "batches of one row alone",
+        ),
         (sums(20, 0), {"sequence_length": 2 * LENGTH}, "number of positions, but got 120 and 60"),
         (sums(20, 0), {"output_layer": "fused", "model": {"from_config": GEMMA2}}, "scales"),
     ],
 )
-def test_data_and_models_with_which_every_trial_would_fail_are_refused(workload, rows, changes, said, tmp_path):
-    space = {key: changes[key] for key in changes if key in ("attention_implementation", "output_layer")}
+def test_data_and_models_with_which_every_trial_would_fail_are_refused(
+    workload, rows, changes, said, tmp_path
+):
+    space = {
+        key: changes[key] for key in changes if key in ("attention_implementation", "output_layer")
+    }
     data = {"train_files": [write(tmp_path / "rows.jsonl", rows)]}
     settings = {**workload, "dataset": data, "tokenizer": {"kind": "byte"}}
     settings |= {key: value for key, value in changes.items() if key not in space}
@@ -315,14 +393,30 @@ def test_data_and_models_with_which_every_trial_would_fail_are_refused(workload,
     assert said in str(refused.value) and str(refused.value).count(". ") == 0
 
 
-# --------------------------------------------------------------------------------------------------- shipped and copied
+# ---------------------------------------------------------------------------------------------------
+# shipped and copied
 
 
 @pytest.mark.slow
 def test_the_winner_s_copy_reaches_the_recorded_perplexity(tmp_path):
-    settings = {"task": "sft", "tokenizer": {"train_bpe": 300}, "dataset": {"builtin": "python-docs"}, "packing": True}
-    rerun = Rerun(tmp_path, settings, {"cpu_ranks": 2}, global_batch_size=8, micro_batch_size_per_gpu=2, epochs=2)
-    assert "carbonopt/train/tasks/sft.py" in rerun.files and "carbonopt/train/tasks/causal_lm.py" not in rerun.files
+    settings = {
+        "task": "sft",
+        "tokenizer": {"train_bpe": 300},
+        "dataset": {"builtin": "python-docs"},
+        "packing": True,
+    }
+    rerun = Rerun(
+        tmp_path,
+        settings,
+        {"cpu_ranks": 2},
+        global_batch_size=8,
+        micro_batch_size_per_gpu=2,
+        epochs=2,
+    )
+    assert (
+        "carbonopt/train/tasks/sft.py" in rerun.files
+        and "carbonopt/train/tasks/causal_lm.py" not in rerun.files
+    )
     rerun.run()
 
 
@@ -330,9 +424,11 @@ def test_the_winner_s_copy_reaches_the_recorded_perplexity(tmp_path):
 def test_the_small_study_runs_to_its_end(tmp_path):
     done = carbonopt("run", STUDIES / "sft-small.yaml", "--out", tmp_path / "out", "--trials", "2")
     assert done.returncode == 0, done.stderr
-    first, _ = map(json.loads, carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines())
-    assert first["state"] == "complete" and first["perplexity"] < 60
-    assert first["eval_tokens"] == first["quality"]["count"] > 500
+    first, _ = map(
+        json.loads, carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
+    )
+    assert first["state"] == "complete" and first["quality"]["value"] < 60
+    assert first["quality"]["count"] > 500
 
 
 @pytest.mark.slow
@@ -345,7 +441,9 @@ def test_the_small_batch_sweep_sets_everything_over_the_batch(tmp_path):
         for what in ("duration_s", "peak_memory_gib", "energy_kwh", "emissions_kg_co2e", "quality"):
             assert at[what]["lowest"] > 0
     reached = [at["quality"]["lowest"] for at in effect["batches"]]
-    assert reached == sorted(reached) and effect["best_quality"] == 4, "at equal epochs fewer steps reach less"
+    assert reached == sorted(reached) and effect["best_quality"] == 4, (
+        "at equal epochs fewer steps reach less"
+    )
 
 
 PLAY = """\

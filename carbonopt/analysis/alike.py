@@ -1,0 +1,80 @@
+"""Find values of a dimension that change nothing.
+
+Trials that differ in that dimension alone then have the same evaluations.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carbonopt.core.dimensions import affecting
+from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.values import Scalar
+from carbonopt.spec.study_data import StudyData
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Two values of a dimension that gave the same evaluations wherever all else was alike.
+
+    The evaluations are equal to the last digit.
+    """
+
+    dimension: str
+    values: tuple[Scalar, Scalar]
+    trials: tuple[int, ...]  # trials with these values that were compared
+
+
+def alike(data: StudyData) -> tuple[Alike, ...]:
+    """Find the values that make no difference to a script's trials.
+
+    The dimension may affect the quality, as far as is known. A script that ignores it has such
+    values, as does one with argparse's type=bool, for which "false" is true.
+    """
+    space, workload = data.config.search.space, data.config.workload
+    # What carbonopt trains by itself uses all of its dimensions.
+    if workload is None or not workload.is_script:
+        return ()
+    found: list[Alike] = []
+    for dimension in affecting("quality", tuple(space.free()), space.affects()):
+        compared: dict[tuple[Scalar, Scalar], list[tuple[TrialRecord, TrialRecord]]] = defaultdict(
+            list
+        )
+        for first, second in _pairs(data.records, dimension):
+            one, other = first.params.value(dimension), second.params.value(dimension)
+            if one is not None and other is not None:
+                compared[(one, other) if str(one) <= str(other) else (other, one)].append(
+                    (first, second)
+                )
+        for values, pairs in compared.items():
+            if all(_evaluations(first) == _evaluations(second) for first, second in pairs):
+                trials = tuple(sorted({record.trial for pair in pairs for record in pair}))
+                found.append(Alike(dimension, values, trials))
+    return tuple(found)
+
+
+def _pairs(records: Sequence[TrialRecord], dimension: str) -> list[tuple[TrialRecord, TrialRecord]]:
+    """Return pairs of complete trials that differ in this dimension alone."""
+    groups: dict[tuple[object, ...], list[TrialRecord]] = defaultdict(list)
+    for record in records:
+        if record.state is TrialState.COMPLETE and record.evals:
+            others = {
+                name: value
+                for name, value in record.params.model_dump().items()
+                if name != dimension
+            }
+            groups[
+                (record.seed, *sorted((name, str(value)) for name, value in others.items()))
+            ].append(record)
+    pairs = (pair for group in groups.values() for pair in itertools.combinations(group, 2))
+    return [
+        pair for pair in pairs if pair[0].params.value(dimension) != pair[1].params.value(dimension)
+    ]
+
+
+def _evaluations(record: TrialRecord) -> list[tuple[object, ...]]:
+    return [
+        (point.step, point.value, point.sum, point.count, point.other_qualities)
+        for point in record.evals
+    ]

@@ -1,0 +1,263 @@
+"""Summary of a pipeline: the cost of one run of all its steps, and of the searches for it."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from carbonopt.analysis.confidence import Configuration, Evidence, Standing
+from carbonopt.analysis.footprint import footprint, known_sum
+from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.analysis.study_comparison import ComparedRun, run_of
+from carbonopt.core.quality import Target
+from carbonopt.core.values import Frozen
+from carbonopt.spec.pipeline_file import PipelineData, PipelineStep
+from carbonopt.spec.study_data import StudyData
+
+
+def handed_on(data: StudyData, count: int) -> tuple[int, ...]:
+    """Return the trials that the next steps of a pipeline begin with, at most so many.
+
+    The recommended one is first; then come others that meet the target, those on the Pareto front
+    first, each part by emissions. Empty: no trial met the target.
+    """
+    rec = recommend(data)
+    if rec.trial is None or not count:
+        return ()
+    evidence = Evidence.of(data, rec.target)
+    meeting = [
+        config
+        for config in evidence.configurations
+        if config.trial != rec.trial
+        and evidence.standing(config) is not Standing.REJECTED
+        and rec.target.is_met_by(config.value)
+    ]
+    meeting.sort(key=lambda config: (config.trial not in rec.pareto_front, config.mean_rank))
+    return rec.trial, *(config.trial for config in meeting[: count - 1])
+
+
+class StepRun(Frozen):
+    """A step of one run of the whole pipeline: the configuration taken, and its baseline."""
+
+    step: str
+    study: str  # folder of the study
+    rank: int  # 1: the study's recommendation; 2: the next trial that was handed on
+    target: Target
+    taken: ComparedRun
+    confirmed: bool | None  # whether it is confirmed for its target; None: it ran with one seed
+    baseline: ComparedRun | None  # None: no trial completed that could be the baseline
+    baseline_is_start: bool
+    # interval of baseline − taken; None: the run-to-run spread is not known
+    saved_interval_kg_co2e: tuple[float, float] | None
+
+
+class PathRun(Frozen):
+    """One run of all steps; sums are None where one of their parts is not known."""
+
+    steps: tuple[StepRun, ...]
+    emissions_kg_co2e: float
+    energy_kwh: float | None
+    duration_s: float | None
+    baseline_emissions_kg_co2e: float | None
+    baseline_energy_kwh: float | None
+    baseline_duration_s: float | None
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """The ranks of the trials that are taken, by step."""
+        return {run.step: run.rank for run in self.steps}
+
+
+class StudySpent(Frozen):
+    study: str  # folder of the study
+    trials: int  # number of trials, repeats included
+    energy_kwh: float
+    emissions_kg_co2e: float
+    duration_s: float  # duration of all calls
+    ended: bool
+    met: bool
+
+
+class PipelineSummary(Frozen):
+    name: str
+    # paths through all steps on which each target is met; the least emissions first
+    paths: tuple[PathRun, ...]
+    saving_fraction: float | None  # 1 − the first path's emissions ÷ its baseline's
+    saving_interval: tuple[float, float] | None  # interval of that fraction
+    # runs of all steps that pay the searches back; None: a run saves nothing, or none is known
+    break_even_runs: int | None
+    spent: tuple[StudySpent, ...]  # in the order in which they ran
+    not_begun: tuple[str, ...]  # folders of the pipeline's studies that have not begun
+    between_kwh: float  # energy between the studies, in all calls
+    energy_kwh: float  # energy of the studies and of what lies between them, without PUE
+    emissions_kg_co2e: float  # emissions of everything, PUE included
+    duration_s: float  # duration of all calls
+    # energy read once at each call's begin and end; None: a call was killed
+    outer_kwh: float | None
+    closure: float | None  # (energy_kwh + what other work on the same cores used) ÷ outer_kwh
+    gpu_kwh: float | None  # like energy_kwh, by the GPUs' counters; None: a part is not known
+    outer_gpu_kwh: float | None
+    gpu_closure: float | None
+
+    @property
+    def met(self) -> bool:
+        return bool(self.paths)
+
+    @property
+    def ended(self) -> bool:
+        return not self.not_begun and all(study.ended for study in self.spent)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `carbonopt recommend --json` prints for a pipeline, except the caveats."""
+        dumped = self.model_dump(mode="json")
+        for path, fields in zip(self.paths, dumped["paths"], strict=True):
+            for run, of_step in zip(path.steps, fields["steps"], strict=True):
+                of_step["target"] = run.target.as_json()
+        return {"met": self.met, **dumped}
+
+
+def summarise(data: PipelineData) -> PipelineSummary:
+    """Summarise a pipeline.
+
+    Raises:
+        StopIteration: if no study has begun.
+    """
+    recommendations = {folder: recommend(study) for folder, study in data.studies.items()}
+    paths = [
+        path for ranks in data.pipeline.paths() if (path := _path(data, recommendations, ranks))
+    ]
+    paths.sort(key=lambda path: path.emissions_kg_co2e)
+    spent = tuple(
+        _spent(folder, study, recommendations[folder]) for folder, study in data.studies.items()
+    )
+    footprints = [footprint(study) for study in data.studies.values()]
+    between_kwh = math.fsum(session.between_kwh for session in data.sessions)
+    energy_kwh = math.fsum([*(study.energy_kwh for study in spent), between_kwh])
+    gpu_kwh = known_sum(
+        [
+            *(each.gpu_kwh for each in footprints),
+            *(session.between_gpu_kwh for session in data.sessions),
+        ]
+    )
+    others_between_kwh = [session.others_between_kwh for session in data.sessions]
+    other_kwh = math.fsum([*(each.other_kwh or 0.0 for each in footprints), *others_between_kwh])
+    outer_kwh = known_sum((session.outer_kwh for session in data.sessions), of_none=None)
+    outer_gpu_kwh = known_sum((session.outer_gpu_kwh for session in data.sessions), of_none=None)
+    any_study = next(iter(data.studies.values()))
+    emissions_kg = any_study.emissions_kg_co2e(energy_kwh)
+    fraction, interval, saved_kg = _saving(paths[0]) if paths else (None, None, None)
+    return PipelineSummary(
+        name=data.pipeline.name,
+        paths=tuple(paths),
+        saving_fraction=fraction,
+        saving_interval=interval,
+        break_even_runs=(
+            math.ceil(emissions_kg / saved_kg) if saved_kg is not None and saved_kg > 0 else None
+        ),
+        spent=spent,
+        not_begun=tuple(folder for folder in data.pipeline.folders() if folder not in data.studies),
+        between_kwh=between_kwh,
+        energy_kwh=energy_kwh,
+        emissions_kg_co2e=emissions_kg,
+        duration_s=sum(session.duration_s for session in data.sessions),
+        outer_kwh=outer_kwh,
+        closure=(energy_kwh + other_kwh) / outer_kwh if outer_kwh else None,
+        gpu_kwh=gpu_kwh,
+        outer_gpu_kwh=outer_gpu_kwh,
+        gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
+    )
+
+
+def _path(
+    data: PipelineData, recommendations: Mapping[str, Recommendation], ranks: Mapping[str, int]
+) -> PathRun | None:
+    """Return one run of all steps; None if not all of its steps have met their targets."""
+    runs = []
+    for step in data.pipeline.pipeline:
+        folder = data.pipeline.folder(step, ranks)
+        if (study := data.studies.get(folder)) is None:
+            return None
+        if (
+            run := _step_run(step, folder, study, recommendations[folder], ranks[step.step])
+        ) is None:
+            return None
+        runs.append(run)
+    baselines = [run.baseline for run in runs]
+    return PathRun(
+        steps=tuple(runs),
+        emissions_kg_co2e=math.fsum(run.taken.emissions_kg_co2e for run in runs),
+        energy_kwh=known_sum(run.taken.energy_kwh for run in runs),
+        duration_s=known_sum(run.taken.duration_s for run in runs),
+        baseline_emissions_kg_co2e=known_sum(
+            run.emissions_kg_co2e if run else None for run in baselines
+        ),
+        baseline_energy_kwh=known_sum(run.energy_kwh if run else None for run in baselines),
+        baseline_duration_s=known_sum(run.duration_s if run else None for run in baselines),
+    )
+
+
+def _step_run(
+    step: PipelineStep, folder: str, study: StudyData, rec: Recommendation, rank: int
+) -> StepRun | None:
+    trials = handed_on(study, rank)
+    if len(trials) < rank:
+        return None
+    evidence = Evidence.of(study, rec.target)
+    by_trial = {config.trial: config for config in evidence.configurations}
+    taken = by_trial[trials[rank - 1]]
+    baseline = by_trial.get(rec.baseline.trial) if rec.baseline else None
+    own = study.provenance.intensity.g_co2e_per_kwh, study.config.carbon.pue
+    return StepRun(
+        step=step.step,
+        study=folder,
+        rank=rank,
+        target=rec.target,
+        taken=run_of(taken, own),
+        confirmed=None if len(taken.runs) == 1 else evidence.standing(taken) is Standing.CONFIRMED,
+        baseline=None if baseline is None else run_of(baseline, own),
+        baseline_is_start=rec.baseline is not None and rec.baseline.is_start,
+        saved_interval_kg_co2e=None if baseline is None else _saved(evidence, taken, baseline),
+    )
+
+
+def _saved(
+    evidence: Evidence, taken: Configuration, baseline: Configuration
+) -> tuple[float, float] | None:
+    if taken is baseline:
+        return 0.0, 0.0
+    interval = evidence.saving_interval(taken, baseline)
+    if interval is None:
+        return None
+    return interval[0] * baseline.emissions_kg_co2e, interval[1] * baseline.emissions_kg_co2e
+
+
+def _saving(path: PathRun) -> tuple[float | None, tuple[float, float] | None, float | None]:
+    """Return the saved fraction, its interval, and the saved kg CO2e.
+
+    The steps' runs are independent: the half-widths of what they save add up in squares (JCGM
+    100:2008, 5.1.2).
+    """
+    baseline_kg = path.baseline_emissions_kg_co2e
+    if not baseline_kg:
+        return None, None, None
+    saved_kg = baseline_kg - path.emissions_kg_co2e
+    below, above = [], []
+    for run in path.steps:
+        if run.baseline is None or run.saved_interval_kg_co2e is None:
+            return saved_kg / baseline_kg, None, saved_kg
+        saved_here_kg = run.baseline.emissions_kg_co2e - run.taken.emissions_kg_co2e
+        below.append(saved_here_kg - run.saved_interval_kg_co2e[0])
+        above.append(run.saved_interval_kg_co2e[1] - saved_here_kg)
+    ends = saved_kg - math.hypot(*below), saved_kg + math.hypot(*above)
+    return saved_kg / baseline_kg, (ends[0] / baseline_kg, ends[1] / baseline_kg), saved_kg
+
+
+def _spent(folder: str, study: StudyData, rec: Recommendation) -> StudySpent:
+    return StudySpent(
+        study=folder,
+        trials=len(study.records),
+        energy_kwh=rec.study_energy_kwh,
+        emissions_kg_co2e=rec.study_emissions_kg_co2e,
+        duration_s=sum(session.duration_s for session in study.sessions),
+        ended=study.ended is not None,
+        met=rec.met,
+    )

@@ -1,0 +1,86 @@
+"""`carbonopt check`: validate a study file, and say what the study will do."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carbonopt.cli.options import StudyFile
+from carbonopt.core.errors import BadInput, CarbonoptError, printable
+
+if TYPE_CHECKING:
+    from carbonopt.spec.study_config import StudyConfig
+
+
+def check(
+    study: StudyFile,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-memory", metavar="GIB", help="Memory of each GPU, from 0.1 to 1,000,000."
+        ),
+    ] = None,
+) -> None:
+    """Validate a study file and describe what the study will do.
+
+    The description includes the rough cost and the memory that each GPU needs.
+    """
+    from carbonopt.study.study_file import PipelineFile, load_study
+
+    if gpu_memory is not None and not 0.1 <= gpu_memory <= 1e6:
+        raise BadInput(
+            f"--gpu-memory must be from 0.1 to 1,000,000 GiB, but got {gpu_memory:g}; give a GPU's"
+            " memory."
+        )
+
+    pipeline = PipelineFile.load(study)
+    config = load_study(study) if pipeline is None else None
+
+    from carbonopt.cli.check_text import describe_study
+    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study.study_checks import as_prepared
+    from carbonopt.study.study_checks import check as check_study
+    from carbonopt.study.weight_files import check_weights
+
+    if pipeline is not None:
+        from carbonopt.study.pipeline_run import check_pipeline
+
+        steps = {step.step: step for step in pipeline.pipeline.pipeline}
+        for number, (name, checked) in enumerate(check_pipeline(pipeline).items(), start=1):
+            # These models replace those that the step's own file names.
+            needs = ", ".join(f"the {key} of {other}" for key, other in steps[name].needs.items())
+            print(
+                printable(
+                    f"\nStep {number} of {len(steps)}:"
+                    f" {name}{f', which gets {needs}' if needs else ''}"
+                )
+            )
+            print(printable(describe_study(checked)))
+        _say_missing_gpus(checked.config)  # all steps use the same GPUs
+    if config is None:
+        return
+    paths = StudyPaths.default(config.name)
+    checked = as_prepared(check_study(config), paths.prepared)
+    check_weights([(config, ())])
+    print(printable(describe_study(checked)))
+    print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
+    _say_missing_gpus(config)
+    if (
+        config.launch.trains
+        and checked.is_settled
+        and (config.launch.gpus or gpu_memory is not None)
+    ):
+        from carbonopt.cli.memory_text import describe_memory
+
+        print(printable(describe_memory(checked, gpu_memory)))
+
+
+def _say_missing_gpus(config: "StudyConfig") -> None:
+    """Print which of a study's GPUs this machine lacks; the study may be meant for another one."""
+    if not config.launch.is_local:
+        return
+    from carbonopt.energy.hardware import check_gpus
+
+    try:
+        check_gpus(config.launch.gpus)
+    except CarbonoptError as error:
+        print(f"  not here    {printable(str(error))}", flush=True)

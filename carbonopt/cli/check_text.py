@@ -1,0 +1,199 @@
+"""Describes what a study will do and roughly cost, before anything is started."""
+
+import os
+from pathlib import Path
+
+from carbonopt.analysis.concurrency import price
+from carbonopt.core.format import count_text
+from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
+from carbonopt.space.auto_space import known_before
+from carbonopt.space.search_space import SearchSpace, describe
+from carbonopt.spec.auto_facts import AutoSpace
+from carbonopt.spec.quality_source import QualitySource
+from carbonopt.spec.search_settings import Confirm
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.study.input_files import input_files
+from carbonopt.study.study_checks import CheckedStudy
+
+_MOST_NAMED = 8  # most files of a script that are named
+_INDENT = "\n" + " " * 14  # begins each line below a label's first line
+
+
+def describe_study(checked: CheckedStudy) -> str:
+    """Describe a study in a few plain lines.
+
+    They say what it searches, on which devices, until when, and the limits of its cost.
+    """
+    config, quality, search = checked.config, checked.config.quality, checked.config.search
+    nothing_left = "every configuration of the space has been run"
+    if search.sampler == "carbon" and search.goal == "recommend":
+        nothing_left = (
+            "the model gives no configuration that is left a chance to meet the target with less"
+            " energy"
+        )
+    lines = {
+        "target": (
+            f"{quality.name} {quality.bound_word} {config.target.value:g}, with the least emissions"
+        ),
+        "measured": _quality_source(config),
+        "goal": goal_text(search),
+        "workload": _workload(config),
+        "reads": _script_inputs(config),
+        "launch": checked.engine.description,
+        "at once": price(config),
+        "carbon": _carbon(checked),
+        "sampler": sampler_text(search),
+        "learns from": _earlier(checked),
+        "prunes": pruning_text(search, tells_steps=checked.tells_steps),
+        "space": _space(checked.space, checked.auto, is_settled=checked.is_settled),
+        "left out": _left_out(checked.auto, is_settled=checked.is_settled),
+        "stops": f"{budget_text(config.budget)}; earlier if {nothing_left}",
+        "confirms": _confirmation(config.confirm) if config.confirm else "",
+        "begins with": ", ".join(
+            f"{name} {value}" for name, value in (checked.start or {}).items()
+        ),
+        "costs": _cost(checked),
+        "mind": _INDENT.join(checked.notes),
+    }
+    shown = [f"  {label:<11} {text}" for label, text in lines.items() if text]
+    return "\n".join([f"{config.name}: the study file is valid.", *shown])
+
+
+def _earlier(checked: CheckedStudy) -> str:
+    """Say how many trials of each prior study can be mapped to this study's space."""
+    if not checked.earlier:
+        return ""
+    lines, folders = [], checked.config.search.learn_from
+    for folder, trials, placed in zip(
+        folders, checked.earlier, checked.earlier_placed(), strict=True
+    ):
+        of_all = "" if placed == len(trials) else f"{placed} of "
+        lines.append(f"{of_all}{count_text(len(trials), 'trial')} in {folder}")
+    return _INDENT.join(lines)
+
+
+def _workload(config: StudyConfig) -> str:
+    workload = config.workload
+    if workload is None:
+        return "none: recorded runs"
+    if workload.is_script:
+        settings = workload.model_extra or {}
+        return f"{workload.task}{', warm' if settings.get('warm') else ''}: {settings['command']}"
+    parts = [workload.task]
+    if (model := workload.model) is not None:
+        parts.append(
+            model.name_or_path
+            or f"{(model.from_config or {})['model_type']}, from its configuration"
+        )
+    if (data := workload.dataset) is not None:
+        files = ", ".join(Path(file).name for file in data.train_files or ())
+        parts[-1] += f" on {data.builtin or data.name_or_path or files}"
+    if workload.sequence_length is not None:
+        parts.append(f"{workload.sequence_length} tokens a sequence")
+    return ", ".join([*parts, f"{workload.evaluations} evaluations a trial"])
+
+
+def _quality_source(config: StudyConfig) -> str:
+    """Say where the quality of a script is read if the script does not report it."""
+    source = (
+        (config.workload.model_extra or {}).get("quality_from")
+        if config.workload is not None
+        else None
+    )
+    return (
+        ""
+        if source is None
+        else f"by workload.quality_from: {QualitySource.model_validate(source)}"
+    )
+
+
+def _script_inputs(config: StudyConfig) -> str:
+    """Name the files that a script's trials are known to read, and say what can't be known."""
+    if config.workload is None or not config.workload.is_script:
+        return ""
+    folder = (config.workload.model_extra or {})["folder"]
+    names = [os.path.relpath(file.path, folder) for file in input_files(config)]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    named = ", ".join(names[:_MOST_NAMED]) or "no file that its command names"
+    unknown = "if it opens files whose names it computes, list them in workload.files"
+    return _INDENT.join([f"{named}{more}", unknown])
+
+
+def _carbon(checked: CheckedStudy) -> str:
+    intensity, carbon = checked.intensity, checked.config.carbon
+    source = ", ".join(part for part in (intensity.place, intensity.source) if part)
+    counted = (
+        "the GPUs' counters alone"
+        if carbon.objective == "gpu"
+        else "all that is measured and modelled"
+    )
+    lines = [
+        f"{intensity.g_co2e_per_kwh:g} g CO2e/kWh ({source}), PUE {carbon.pue:g}; counts {counted}"
+    ]
+    if checked.trace is not None:
+        hours = f"{len(checked.trace.g_co2e_per_kwh):,} hours from {checked.trace.start}"
+        lines.append(f"prices the same joules at other hours by {checked.trace.source} ({hours})")
+    return _INDENT.join(lines)
+
+
+def _space(space: SearchSpace, auto: AutoSpace | None, *, is_settled: bool) -> str:
+    known = space.combinations
+    count = (
+        "infinitely many configurations"
+        if known is None
+        else f"{count_text(len(known), 'configuration')} that can exist"
+    )
+    if auto is None:
+        dimensions = [
+            f"{name}: {describe(dimension)}" for name, dimension in space.space.domains().items()
+        ]
+        return _INDENT.join([count, *dimensions])
+    chosen = [f"{name}: {describe(space.space[name])} ({why})" for name, why in auto.why.items()]
+    if is_settled:
+        return _INDENT.join([f"{count}, chosen by carbonopt", *chosen])
+    sure = known_before(auto.facts)
+    shown = [line for name, line in zip(auto.why, chosen, strict=True) if name in sure]
+    later = ", ".join(name for name in (*auto.why, *auto.left_out) if name not in sure)
+    found = "data, model and GPUs, which the preparation of `carbonopt run` looks at"
+    return _INDENT.join(
+        [f"chosen by carbonopt: {later} by {found}; `check` shows them then. The rest:", *shown]
+    )
+
+
+def _left_out(auto: AutoSpace | None, *, is_settled: bool) -> str:
+    if auto is None:
+        return ""
+    sure = auto.left_out.keys() if is_settled else known_before(auto.facts)
+    return _INDENT.join(f"{name}: {why}" for name, why in auto.left_out.items() if name in sure)
+
+
+def _confirmation(confirm: Confirm) -> str:
+    runners_up = {0: "", 1: " and its runner-up"}.get(
+        confirm.runners_up, f" and {confirm.runners_up} runners-up"
+    )
+    baseline = ", and the start configuration," if confirm.baseline else ""
+    more = (1 + confirm.runners_up + confirm.baseline) * (confirm.seeds - 1)
+    each = " each" if runners_up or baseline else ""
+    runs = f"{more} runs more, for which budget.trials does not count"
+    return f"the winner{runners_up}{baseline} with {confirm.seeds} seeds{each}: {runs}"
+
+
+def _cost(checked: CheckedStudy) -> str:
+    """Return the limit of a study's energy by its budget; only a trial shows what a step costs."""
+    budget, power_w = checked.config.budget, checked.engine.max_power_w
+    if power_w == 0:
+        return "nothing: recorded energy is added up, none is used"
+    bounds = [] if budget.energy_kwh is None else [budget.energy_kwh]
+    if budget.emissions_kg_co2e is not None:
+        bounds.append(
+            budget.emissions_kg_co2e
+            * 1000
+            / (checked.intensity.g_co2e_per_kwh * checked.config.carbon.pue)
+        )
+    if power_w is not None and budget.hours is not None:
+        bounds.append(budget.hours * power_w / 1000)
+    return (
+        f"at most about {min(bounds):.3g} kWh"
+        if bounds
+        else "not known before the first trial: the budget limits the trials, not their energy"
+    )

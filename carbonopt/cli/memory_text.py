@@ -1,0 +1,162 @@
+"""Describes a study's GPU memory: what each GPU needs, what fits, and how many GPUs are needed."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from carbonopt.analysis.gpu_memory import (
+    USABLE_SHARE,
+    MemoryEstimate,
+    MemoryNeed,
+    differing_settings,
+    needs_by_gpus,
+)
+from carbonopt.core import format as fmt
+from carbonopt.core.dimensions import DIMENSIONS
+from carbonopt.core.errors import CarbonoptError
+from carbonopt.energy.hardware import describe_hardware
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.study.memory_estimate import ask_memory
+from carbonopt.study.study_checks import CheckedStudy
+
+_LABEL, _INDENT = "  memory      ", " " * 14
+# Numbers of GPUs up to this one are shown, and the launch's own; larger ones are only checked for
+# whether the study fits.
+_SHOWN_GPUS = 8
+_TOO_MUCH = "*"
+_ALWAYS_SHOWN = ("zero_stage", "offload")
+_COLUMNS = ("world_size", "micro_batch_size_per_gpu")  # settings with columns of their own
+_NEEDS_GIB = "give --gpu-memory GIB"
+
+ByGpus = Mapping[int, Sequence[MemoryNeed]]
+
+
+def describe_memory(checked: CheckedStudy, gpu_memory_gib: float | None) -> str:
+    """Describe the memory that each GPU needs, in lines to follow those of `cli.check_text`.
+
+    Args:
+        checked: A study on GPUs, or any study if `gpu_memory_gib` is given.
+        gpu_memory_gib: Memory of each GPU. None: that of this machine's GPUs.
+    """
+    if gpu_memory_gib is not None:
+        of_each = f"a GPU of {gpu_memory_gib:g} GiB"
+    else:
+        try:
+            hardware = describe_hardware(checked.config.launch.gpus)
+        except CarbonoptError:  # `check` has printed the reason under "not here"
+            of_each = f"whether that fits is not known here: {_NEEDS_GIB}"
+        else:
+            gpu_memory_gib = hardware.gpu_memory_gib
+            of_each = hardware.gpus[0] + (
+                "" if gpu_memory_gib is None else f", {gpu_memory_gib:.1f} GiB"
+            )
+    answer = ask_memory(checked.config, gpu_memory_gib)
+    if answer.memory is None:
+        why = str(answer.why_none)
+        return f"{_LABEL}not estimated: {why}{'' if why.endswith('?') else '.'}"
+    by_gpus = needs_by_gpus(checked.space, answer.memory)
+    lines = [
+        f"{_LABEL}GiB on each GPU, estimated ({of_each})",
+        *_table(by_gpus, checked.space, gpu_memory_gib),
+    ]
+    if gpu_memory_gib is not None:
+        lines += (f"{_INDENT}{line}" for line in _answers(by_gpus, checked.space, gpu_memory_gib))
+    return "\n".join(lines)
+
+
+def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) -> Iterator[str]:
+    """Yield the lines of the table of memory needs.
+
+    There is a row for each number of GPUs, ZeRO stage, offload and other setting that differs, and
+    a column for each micro batch size with the largest need at one moment.
+    """
+    every = [need for needs in by_gpus.values() for need in needs]
+    names = [
+        *_ALWAYS_SHOWN,
+        *differing_settings((need.params for need in every), (*_ALWAYS_SHOWN, *_COLUMNS)),
+    ]
+    sizes = sorted({need.params.micro_batch_size_per_gpu for need in every})
+    grouped: defaultdict[tuple[str, ...], list[MemoryNeed]] = defaultdict(list)
+    for gpus, needs in by_gpus.items():
+        own, asked = (
+            gpus == space.world_size,
+            gpus <= _SHOWN_GPUS and (space.on_gpu or gpu_memory_gib is not None),
+        )
+        for need in needs:
+            # Without ZeRO, all GPUs hold the same, however many there are.
+            if own or (asked and need.params.zero_stage > 0):
+                grouped[str(gpus), *(_setting(need, name) for name in names)].append(need)
+    labels = [DIMENSIONS[name].label for name in names]
+    parts = [name for name in MemoryEstimate.model_fields if name != "peak_gib"]
+    rows = [
+        [
+            "GPUs",
+            *labels,
+            *(name.removesuffix("_gib") for name in parts),
+            *(f"at {size}" for size in sizes),
+        ]
+    ]
+    for key, alike in grouped.items():
+        most = [max(getattr(need.estimate, part) for need in alike) for part in parts]
+        peaks = [
+            _peak([n for n in alike if n.params.micro_batch_size_per_gpu == size], gpu_memory_gib)
+            for size in sizes
+        ]
+        rows.append([*key, *map(fmt.memory_text, most), *peaks])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield _INDENT + "  ".join(
+            cell.rjust(width) for cell, width in zip(row, widths, strict=True)
+        )
+    note = (
+        "at N: the most at one moment with a micro batch of N; each part, of the largest one, by"
+        " itself"
+    )
+    yield f"{_INDENT}{note}{f'; {_TOO_MUCH} does not fit' if gpu_memory_gib is not None else ''}"
+
+
+def _setting(need: MemoryNeed, name: str) -> str:
+    value = getattr(need.params, name)
+    return "default" if value is None else fmt.value_text(value)
+
+
+def _peak(needs: Sequence[MemoryNeed], gpu_memory_gib: float | None) -> str:
+    """Return the largest need, with or without gradient accumulation; empty if there is none."""
+    if not needs:
+        return ""
+    most = max(needs, key=lambda need: need.estimate.peak_gib)
+    fits = gpu_memory_gib is None or most.fits(gpu_memory_gib)
+    return fmt.memory_text(most.estimate.peak_gib) + ("" if fits else _TOO_MUCH)
+
+
+def _answers(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float) -> Iterator[str]:
+    own = by_gpus[space.world_size]
+    fitting = [need for need in own if need.fits(gpu_memory_gib)]
+    how_many = "all" if len(fitting) == len(own) else "none" if not fitting else f"{len(fitting)}"
+    gpus = fmt.count_text(space.world_size, "GPU")
+    of_them = (
+        f"{how_many} of {fmt.count_text(len(own), 'combination')}"
+        if len(own) > 1
+        else f"{how_many} of it"
+    )
+    usable = f"{100 * USABLE_SHARE:.0f} % of its memory"
+    yield f"fits on {gpus}: {of_them}, counted as fitting up to {usable}"
+    enough = next(
+        (n for n, needs in by_gpus.items() if any(need.fits(gpu_memory_gib) for need in needs)),
+        None,
+    )
+    if enough is None:
+        yield (
+            f"fewest GPUs: none of up to {max(by_gpus)}; allow smaller micro batches, a higher ZeRO"
+            " stage or offload"
+        )
+        return
+    least = min(by_gpus[enough], key=lambda need: need.estimate.peak_gib)
+    yield (
+        f"fewest GPUs: {enough}; least memory there: {fmt.memory_text(least.estimate.peak_gib)} GiB"
+        f" ({_named(least)})"
+    )
+
+
+def _named(need: MemoryNeed) -> str:
+    names = ("zero_stage", "offload", "micro_batch_size_per_gpu")
+    return ", ".join(f"{DIMENSIONS[name].label} {_setting(need, name)}" for name in names)

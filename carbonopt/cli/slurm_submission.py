@@ -1,0 +1,125 @@
+"""Runs `carbonopt run` in Slurm jobs, when it is typed outside of a job.
+
+It submits the jobs, or finds those that an earlier command has submitted, and shows what they print
+until they have ended.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.engines.slurm import Jobs, command_in_job, state_of
+from carbonopt.spec.launch_settings import SlurmLaunch
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.storage.folder import own_folder
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.url import storage_url, without_password
+
+_LOOK_AGAIN_S = 2.0
+_SUBMITIT = "submitit "  # prefix of submitit's own lines in a job's log
+
+
+def run_in_jobs(
+    config: StudyConfig,
+    study_file: Path,
+    paths: StudyPaths,
+    storage: str | None,
+    arguments: list[str],
+    interrupted: Callable[[], bool],
+    *,
+    detach: bool,
+) -> int | None:
+    """Run a study in Slurm jobs, and follow the first one until it has ended.
+
+    Args:
+        arguments: Further arguments of the command in the jobs, besides the study file and the
+            folder.
+        detach: Whether to return as soon as the jobs are submitted.
+
+    Returns:
+        The exit code of the command in the jobs. None: `detach` is set, and they go on.
+
+    Raises:
+        BadInput: If the jobs can't be submitted.
+        CarbonoptError: If the jobs were ended before their command could end.
+        StudyInterrupted: Soon after `interrupted` returned True; the jobs go on.
+    """
+    launch = config.launch
+    assert isinstance(launch, SlurmLaunch)
+    _check(launch, paths, storage)
+    jobs = Jobs(paths)
+    alive, what = jobs.alive(), "going on with"
+    if not alive:  # otherwise a running job has the folder
+        command = command_in_job(
+            os.path.realpath(study_file), "--out", os.path.realpath(paths.root), *arguments
+        )
+        with own_folder(paths):
+            alive, what = jobs.submit(launch, config.name, command), "submitted"
+    submitted = f"{what} job {', '.join(alive)}"
+    ends = f"`scancel {' '.join(alive)}` ends it"
+    if detach:
+        print(f"{submitted}; the same command without --detach follows it, {ends}.")
+        return None
+    print(f"{submitted}; Ctrl-C leaves it running, {ends}.", file=sys.stderr, flush=True)
+    _follow(jobs, alive[0], interrupted)
+    if (code := jobs.exit_code()) is None:
+        log = jobs.log(alive[0])
+        ended = f"job {alive[0]} was ended before the study; what it had stored counts"
+        raise CarbonoptError(f"{ended}, and the same command submits another one (log: {log}).")
+    return code
+
+
+def _check(launch: SlurmLaunch, paths: StudyPaths, storage: str | None) -> None:
+    if shutil.which("sbatch") is None:
+        raise BadInput(
+            "launch.kind: slurm needs Slurm's sbatch on PATH; run it on a login node, or in a job."
+        )
+    root = os.path.realpath(paths.root)
+    # sbatch's script names the folder in a comment, which a line break would end.
+    if not root.isprintable():
+        raise BadInput(
+            "--out: the folder of a study in jobs must have printable characters alone, but is"
+            f" {root!a}."
+        )
+    url = storage_url(paths, storage)
+    if storage is not None and without_password(storage) != storage:
+        kept = "a job's command is kept in the study's folder, which must hold no password"
+        raise BadInput(f"--storage: {kept}; give it by ~/.pgpass or PGPASSWORD.")
+    if launch.workers > 1 and url.startswith("sqlite"):
+        needs = (
+            "several jobs need a storage that all of them reach: --storage"
+            " postgresql://user@host/db"
+        )
+        raise BadInput(f"launch.workers: {needs}; SQLite's file is for one node.")
+
+
+def _follow(jobs: Jobs, job: str, interrupted: Callable[[], bool]) -> None:
+    """Print a job's state and output until it has ended."""
+    log, shown, state = jobs.log(job), 0, ""
+    while True:
+        now = state_of(job)
+        if now is not None and now != state and now != "COMPLETING":
+            print(f"job {job}: {now.lower()}", file=sys.stderr, flush=True)
+            state = now
+        if log.exists():
+            with log.open("rb") as printed:
+                printed.seek(shown)
+                text = printed.read()
+            whole = text.rfind(b"\n") + 1  # the last line may be half written
+            shown += whole
+            for line in text[:whole].decode(errors="replace").splitlines():
+                if not line.startswith(_SUBMITIT):
+                    print(line, flush=True)
+        if now is None:
+            return
+        deadline = time.monotonic() + _LOOK_AGAIN_S
+        while time.monotonic() < deadline:
+            if interrupted():
+                raise StudyInterrupted(
+                    f"job {job} goes on; the same command follows it, `scancel {job}` ends it."
+                )
+            time.sleep(0.1)

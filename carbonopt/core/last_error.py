@@ -1,0 +1,64 @@
+"""The error that processes died of, from what they printed."""
+
+import re
+from collections.abc import Iterator
+
+_TRACEBACK = "Traceback (most recent call last):"
+
+# Prefix of a line of one of several ranks: "[rank1]: " by PyTorch, "[default0]:" by torchrun.
+_RANK = re.compile(r"^\s*\[(rank|default)?\d+\]:\s?")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # a terminal's colours and movements
+_OF_GROUP = re.compile(r"^  [|+] ")  # prefix of the lines of an exception group
+_ERROR = re.compile(r"^[A-Za-z_][\w.]*(:|$)")
+
+# Errors that launchers raise because a rank of theirs has failed.
+_OF_LAUNCHERS = re.compile(r"^(\S*\.)?(ChildFailedError|CalledProcessError)\b")
+# Errors that ranks raise because another one has failed, for which they wait.
+_OF_OTHERS = re.compile(
+    r"^(\S*\.)?(DistBackendError|DistNetworkError|BrokenPipeError|ConnectionResetError)\b"
+    r"|Connection (closed|reset) by peer"
+)
+_LONGEST_LINE = 500  # most characters of a line that are shown
+
+
+def last_error(said: str) -> str:
+    """Return the line that says why processes failed, from what they printed.
+
+    It is the line of the last exception that is not the consequence of another process's failure,
+    or else the last line.
+    """
+    lines = _plain(said)
+    raised = list(_raised(lines))
+    causes = [
+        line for line in raised if not (_OF_LAUNCHERS.search(line) or _OF_OTHERS.search(line))
+    ]
+    last = (causes or raised)[-1:] or [line.strip() for line in lines if line.strip()][-1:]
+    return last[0][:_LONGEST_LINE] if last else ""
+
+
+def failed_because_of_others(said: str) -> bool:
+    """Return whether all that processes raised is that they lost another one, which had failed."""
+    own = [line for line in _raised(_plain(said)) if not _OF_LAUNCHERS.search(line)]
+    return bool(own) and all(map(_OF_OTHERS.search, own))
+
+
+def _plain(said: str) -> list[str]:
+    """Return the lines without colours and the names of ranks."""
+    return [
+        _OF_GROUP.sub("", _RANK.sub("", line)).rstrip()
+        for line in _COLOURS.sub("", said).splitlines()
+    ]
+
+
+def _raised(lines: list[str]) -> Iterator[str]:
+    """Yield the line of each traceback that names the exception.
+
+    The lines of several ranks' tracebacks may be mixed.
+    """
+    begun = 0
+    for line in lines:
+        if line.endswith(_TRACEBACK):
+            begun += 1
+        elif begun and _ERROR.match(line):
+            begun -= 1
+            yield line

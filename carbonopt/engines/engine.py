@@ -1,0 +1,168 @@
+"""The interface between a study and what runs its trials: `Engine` and `RunningTrial`.
+
+A new engine is one file with a class that derives from `Engine`, and one line in `kinds.ENGINES`.
+Other code uses the launch's properties, the meter's readings and the provenance; docs/add-an-engine
+has the few places that ask for the kind of launch.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.events import Event
+from carbonopt.core.trial import StopReason
+from carbonopt.energy.meter import Meter
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.study_data import Hardware
+from carbonopt.spec.trial_spec import Prepared, TrialSpec
+from carbonopt.storage.paths import StudyPaths
+
+_SIGNALS_APART_S = 1.0
+
+MeterProvider = Callable[[Callable[[], Meter]], Meter]
+
+
+def own_meter(opened: Callable[[], Meter]) -> Meter:
+    """Open a meter for this study alone."""
+    return opened()
+
+
+def was_interrupted(interrupted: Callable[[], bool]) -> bool:
+    """Return whether the study is asked to end, too, after its processes ended without a message.
+
+    Slurm and systemd end a job by signalling all its processes, in any order, so this waits a
+    second for the study's own signal.
+    """
+    deadline = time.monotonic() + _SIGNALS_APART_S
+    while not interrupted():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class RunningTrial(Protocol):
+    """A trial from its start to its end, wherever its ranks run."""
+
+    @property
+    def log(self) -> Path:
+        """The log of the ranks' output; with several machines, the log to read first."""
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """Return the next event; None if none comes in time. `Exited` is the last event."""
+
+    def answer(self, stop: StopReason | None = None) -> None:
+        """Let the trial go on, or tell it to stop and why.
+
+        The trial reads this only after an event that waits for an answer.
+        """
+
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU time used so far, in seconds; None where this machine can't know it."""
+
+    def end(self) -> None:
+        """End all that is left of the trial and wait for it, so that its memory is free again."""
+
+    def log_tail(self, lines: int = ...) -> str:
+        """Return the last lines of the trial's log; a few by default."""
+
+
+class EngineObserver(Protocol):
+    """Receiver of an engine's messages before the first trial and between trials."""
+
+    def warn(self, text: str) -> None: ...
+
+    def preparing(self, anything: bool) -> None:
+        """Report that processes have been started.
+
+        `anything` says whether they prepare data; if not, an earlier call has prepared it.
+        """
+
+
+class Engine(Protocol):
+    """Runs trials and meters their energy. Constructing an engine reads and starts nothing.
+
+    The methods are called in this order: `check`; `begin`; `prepare`; then for each trial
+    `await_free`, `start`, and `prepare_next` while it trains; `close`. Whoever has called `begin`
+    calls `close`, also after an error. An engine implements `start` and `close`, and the other
+    methods only where it has something to do.
+    """
+
+    description: str  # where trials run, in a few words
+    max_power_w: float | None  # most power of its devices; 0: it trains nothing; None: unknown
+    meter: Meter  # meter of all its nodes, from `begin` on
+    # Share of this machine's CPU and RAM energy that the meter counts, from `begin` on.
+    machine_share: float | None = None
+    # The hardware that trials run on, from `begin` on; None: replayed from a table, unknown.
+    hardware: Hardware | None = None
+
+    def check(self, space: SearchSpace) -> None:
+        """Check all that can be known before anything is started; raise BadInput for a mistake."""
+
+    def seed(self, seed: int, params: TrialParams) -> int:
+        """Return the seed that this configuration will be trained with: `seed`, if available."""
+        return seed
+
+    def begin(
+        self,
+        paths: StudyPaths,
+        fingerprint: str,
+        observer: EngineObserver,
+        interrupted: Callable[[], bool],
+        meter_provider: MeterProvider = own_meter,
+        *,
+        prepares: bool = True,
+    ) -> None:
+        """Start what takes long, and the meter, which is in phase PREPARE from then on.
+
+        The caller holds the study's lock.
+
+        Args:
+            paths: the study's folder.
+            fingerprint: the fingerprint of all that the prepared data depends on.
+            observer: receives warnings and the start of the preparation.
+            interrupted: returns whether the study is asked to end.
+            meter_provider: opens the engine's meter, or returns a shared meter in its place.
+            prepares: False where another worker prepares the data, which must be done when
+                `prepare` is called.
+
+        Raises:
+            BadInput: for devices that don't exist, or settings of the user's environment that would
+                make every trial fail.
+            MeasurementError: if no energy can be measured.
+            StudyInterrupted: soon after `interrupted` returns true.
+        """
+
+    def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
+        """Wait until the data is prepared and trials can be started, and return what was prepared.
+
+        Returns None where there is nothing to prepare.
+
+        Raises:
+            BadInput: for mistakes in the workload.
+            CarbonoptError: if the preparation fails.
+            StudyInterrupted: soon after `interrupted` returns true.
+        """
+
+    def await_free(self, interrupted: Callable[[], bool]) -> str | None:
+        """Wait, for a limited time, until the devices are as free as before the first trial.
+
+        Returns a message, once, about what still isn't free then.
+        """
+
+    @abstractmethod
+    def start(self, spec: TrialSpec, log: Path) -> RunningTrial:
+        """Start a trial whose output goes to `log`."""
+
+    def prepare_next(self) -> None:
+        """Prepare ahead what the next trial needs, whichever trial it is.
+
+        Called at every report of a trial's steps.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the meter's last window and end all that was started; again, it does nothing."""

@@ -1,0 +1,308 @@
+"""Several studies side by side, as a document.
+
+It shows what each study recommends, what that takes on its machine, and the Pareto fronts of all in
+one figure.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from carbonopt.analysis.study_comparison import ComparedStudy, compare_studies
+from carbonopt.core import format as fmt
+from carbonopt.core.units import human_duration
+from carbonopt.report.assemble import top
+from carbonopt.report.document import (
+    Block,
+    Caveat,
+    Document,
+    Level,
+    Maker,
+    Of,
+    Section,
+    Table,
+    num,
+    scaled,
+    table,
+    word,
+)
+from carbonopt.report.figures.fronts_figure import fronts
+from carbonopt.report.sections.provenance_section import stated
+from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import short_params
+
+_INCOMPARABLE = {"different_objectives", "different_data", "same_trials"}  # keys of caveats
+_UNKNOWN = "not recorded"
+
+
+class StudiesView:
+    """Several studies and their comparison, from which the document is made.
+
+    Args:
+        studies: The studies by the name that each is shown under; all names differ.
+    """
+
+    def __init__(self, studies: Mapping[str, StudyView]) -> None:
+        self.by_name = dict(studies)
+        recommendations = {name: study.recommendation for name, study in self.by_name.items()}
+        self.comparison = compare_studies(
+            {name: study.data for name, study in self.by_name.items()}, recommendations
+        )
+        self.quality = next(iter(self.by_name.values())).quality
+
+    stated = cached_property(
+        lambda self: {name: stated(study.data) for name, study in self.by_name.items()}
+    )
+
+    @property
+    def at_common(self) -> str:
+        return f"at {fmt.intensity_text(self.comparison.g_co2e_per_kwh)} g CO2e/kWh"
+
+    def results(self) -> dict[str, Any]:
+        """Return the comparison in full precision, for the JSON file.
+
+        It includes what is stated of each study's machine, model and data.
+        """
+        return {**self.comparison.as_json(), "provenance": self.stated}
+
+    def caveat(self, key: str, **numbers: Any) -> Caveat:
+        return next(iter(self.by_name.values())).caveat(key, **numbers)
+
+
+def compared(view: StudiesView) -> Document:
+    """Return the document that compares the studies.
+
+    Raises:
+        BadInput: Unless all studies have the same task and the same quality.
+    """
+    common, first = view.comparison, view.comparison.studies[0].name
+    figure = fronts(common, view.quality)
+    front_blocks: tuple[Block, ...] = () if figure is None else (figure,)
+    intensity = f"{fmt.intensity_text(common.g_co2e_per_kwh)} g CO2e/kWh"
+    priced = f"The common intensity, {intensity}, and PUE, {common.pue:.3g}, are those of {first}"
+    caveats = tuple(sorted(_caveats(view), key=lambda caveat: caveat.level))
+    return Document(
+        name=", ".join(view.by_name),
+        headline=_headline(view, caveats),
+        details=(f"{priced}: at them emissions rank as joules do.",),
+        tiles=(),
+        caveats=caveats,
+        sections=(
+            Section(key="studies", title="What is compared", blocks=(_studies(view),)),
+            Section(key="recommended", title="What each recommends", blocks=(_recommended(view),)),
+            Section(key="fronts", title="The front of each", blocks=(*front_blocks, _fronts(view))),
+            Section(key="spent", title="What the searches spent", blocks=(_spent(view),)),
+        ),
+    )
+
+
+def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
+    ranked = view.comparison.by_emissions
+    if not ranked:
+        return "No study met its target"
+    if {caveat.key for caveat in caveats} & _INCOMPARABLE:
+        return "What these studies recommend can't be compared"
+    if len(ranked) == 1:
+        return f"{ranked[0].name} alone met its target"
+    least, following = (study.recommended for study in ranked[:2])
+    assert least is not None and following is not None
+    least_kg, next_kg = (
+        least.common_emissions_kg_co2e or 0.0,
+        following.common_emissions_kg_co2e or 0.0,
+    )
+    saving = 1 - least_kg / next_kg if next_kg else 0.0
+    than = f"{ranked[1].name}{', the next' if len(ranked) > 2 else ''}"
+    return f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run, {view.at_common}, than {than}"
+
+
+def _caveats(view: StudiesView) -> Iterator[Caveat]:
+    common, quality = view.comparison, view.quality
+    if len({study.target.value for study in common.studies}) > 1:
+        targets = _listed(
+            {study.name: quality.target_text(study.target.value) for study in common.studies}
+        )
+        yield view.caveat("different_targets", targets=targets)
+    known = {name: rows for name, rows in view.stated.items() if "Data set" in rows}
+    evaluated = {
+        name: f"{rows['Data set']}, {rows.get('Evaluation data', _UNKNOWN)}"
+        for name, rows in known.items()
+    }
+    if len(set(evaluated.values())) > 1:
+        yield view.caveat("different_data", data=_listed(evaluated), quality=quality.name)
+    counted = {name: study.data.config.carbon.objective for name, study in view.by_name.items()}
+    if len(set(counted.values())) > 1:
+        yield view.caveat("different_objectives", objectives=_listed(counted))
+    yield from _of_scripts(view)
+    yield from _of_copies(view)
+    sources = {name: rows.get("Energy of", _UNKNOWN) for name, rows in view.stated.items()}
+    if len(set(sources.values())) > 1:
+        yield view.caveat("different_energy_sources", sources=_listed(sources))
+    for name, study in view.by_name.items():
+        if critical := [
+            caveat.text for caveat in top(study).caveats if caveat.level is Level.CRITICAL
+        ]:
+            yield view.caveat(
+                "own_critical_caveats", study=name, count=len(critical), first=critical[0]
+            )
+    for name in (study.name for study in common.studies if not study.ended):
+        yield view.caveat("compared_before_its_end", study=name)
+    if once := [
+        study.name for study in common.studies if study.recommended and study.recommended.seeds == 1
+    ]:
+        yield view.caveat("compared_single_runs", studies=", ".join(once))
+
+
+def _of_scripts(view: StudiesView) -> Iterator[Caveat]:
+    """Yield a caveat where the studies' scripts, or the files that they read, differ."""
+    contents = {  # for each study, names of files by their sha256
+        name: {file.sha256: Path(file.path).name for file in study.data.inputs or () if file.sha256}
+        for name, study in view.by_name.items()
+        if study.data.config.is_script
+    }
+    known = {name: names for name, names in contents.items() if names}
+    everywhere = set.intersection(*(set(names) for names in known.values())) if known else set()
+    own = {
+        name: [names[sha256] for sha256 in names.keys() - everywhere]
+        for name, names in known.items()
+    }
+    if differing := {name: ", ".join(sorted(names)) for name, names in own.items() if names}:
+        yield view.caveat("different_scripts", files=_listed(differing), quality=view.quality.name)
+
+
+def _of_copies(view: StudiesView) -> Iterator[Caveat]:
+    """Yield a caveat for each two studies with the same trials: one is a copy of the other."""
+    began = {
+        name: {
+            (row.trial, row.started_at) for row in study.data.records if row.started_at is not None
+        }
+        for name, study in view.by_name.items()
+    }
+    for first, second in combinations(began, 2):
+        if common := began[first] & began[second]:
+            yield view.caveat("same_trials", studies=f"{first} and {second}", count=len(common))
+
+
+def _listed(text_by_study: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {text}" for name, text in text_by_study.items())
+
+
+def _of_run(name: str) -> Callable[[ComparedStudy], Any]:
+    """Return a function that reads one field of a study's recommended run.
+
+    It returns None for a study without such a run.
+    """
+    return lambda study: None if study.recommended is None else getattr(study.recommended, name)
+
+
+def _studies(view: StudiesView) -> Table:
+    def said(*labels: str) -> Callable[[ComparedStudy], str]:
+        """Return a function that gives the first of these labels' texts that a study states."""
+        return lambda study: next(filter(None, map(view.stated[study.name].get, labels)), _UNKNOWN)
+
+    described = {
+        "Machine": said("Hardware"),
+        "Model": said("Model"),
+        "Data": said("Data set", "Table"),
+    }
+    studies = view.comparison.studies
+    alike = {
+        title: of(studies[0]) for title, of in described.items() if len(set(map(of, studies))) == 1
+    }
+    columns = [
+        word("Study", "name"),
+        *(None if title in alike else word(title, of) for title, of in described.items()),
+        num(f"Target ({view.quality.bound_word})", "target.value", view.quality.target_text),
+        num("g CO2e/kWh", "g_co2e_per_kwh", fmt.intensity_text),
+        num("PUE", "pue", "{:.3g}".format),
+    ]
+    task = "" if view.comparison.task is None else f" of the task {view.comparison.task}"
+    note = " ".join(f"{title} of all: {text}." for title, text in alike.items())
+    return table(
+        "studies", f"Studies{task}, with their own intensity and PUE", studies, columns, note=note
+    )
+
+
+def _recommended(view: StudiesView) -> Table:
+    studies, quality, ranked = view.comparison.studies, view.quality, view.comparison.by_emissions
+    common_kg = _of_run("common_emissions_kg_co2e")
+    least_kg = common_kg(ranked[0]) if ranked else None
+
+    def configuration(study: ComparedStudy) -> str:
+        return (
+            "no trial met the target"
+            if study.recommended is None
+            else short_params(study.recommended.params)
+        )
+
+    def ratio(study: ComparedStudy) -> float | None:
+        kg = common_kg(study)
+        return kg / least_kg if least_kg and kg is not None else None
+
+    def is_least(study: ComparedStudy) -> bool:
+        return bool(ranked) and study.name == ranked[0].name
+
+    columns: list[Maker | None] = [
+        word("Study", "name", strong=is_least),
+        word("Configuration", configuration),
+        num("Runs", _of_run("seeds")),
+        num(quality.label, _of_run("value"), quality.text),
+        scaled("Energy", _of_run("energy_kwh"), fmt.energy_scale, studies),
+        num("Time", _of_run("duration_s"), human_duration),
+        _at_own_intensity(studies, _of_run("emissions_kg_co2e")),
+        scaled(f"CO2e {view.at_common}", common_kg, fmt.emissions_scale, studies, strong=is_least),
+        num("÷ the least", ratio, fmt.rate_text),
+    ]
+    caption = "A run of what each study recommends: its training; means where repeated"
+    return table("recommended", caption, studies, columns)
+
+
+def _at_own_intensity(studies: Sequence[ComparedStudy], emissions: Of) -> Maker | None:
+    """Make the column of emissions at each study's own carbon intensity.
+
+    Return None where all studies have the same intensity and PUE.
+    """
+    if len({(study.g_co2e_per_kwh, study.pue) for study in studies}) == 1:
+        return None
+    return scaled("CO2e at its own intensity", emissions, fmt.emissions_scale, studies)
+
+
+def _spent(view: StudiesView) -> Table:
+    studies = view.comparison.studies
+    columns = [
+        word("Study", "name"),
+        num("Trials", "trials"),
+        num("Time", "spent_duration_s", human_duration),
+        scaled("Energy", "spent_energy_kwh", fmt.energy_scale, studies),
+        _at_own_intensity(studies, "spent_emissions_kg_co2e"),
+        scaled(
+            f"CO2e {view.at_common}", "spent_common_emissions_kg_co2e", fmt.emissions_scale, studies
+        ),
+    ]
+    note = "All of a study: preparation, stopped and failed trials, repeats, evaluations, gaps."
+    return table("spent", "What each study spent", studies, columns, note=note)
+
+
+def _fronts(view: StudiesView) -> Table:
+    rows = [(study.name, run) for study in view.comparison.studies for run in study.front]
+
+    def of(name: str) -> Callable[[Any], Any]:
+        return lambda row: getattr(row[1], name)
+
+    columns = [
+        word("Study", 0),
+        num("Trial", of("trial")),
+        word("Configuration", lambda row: short_params(row[1].params)),
+        num("Runs", of("seeds")),
+        num(view.quality.label, of("value"), view.quality.text),
+        scaled("Energy", of("energy_kwh"), fmt.energy_scale, rows),
+        num("Time", of("duration_s"), human_duration),
+        scaled(f"CO2e {view.at_common}", of("common_emissions_kg_co2e"), fmt.emissions_scale, rows),
+    ]
+    caption = (
+        "The front of each study: no other complete trial of it is better in one objective without"
+        " being worse in "
+    )
+    caption += "the other"
+    return table("fronts", caption, rows, columns, folded=True)

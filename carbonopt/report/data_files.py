@@ -1,0 +1,147 @@
+"""Tables of the trials for other programs: one row per trial, and one row per evaluation."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carbonopt.core.trial import TrialRecord
+
+if TYPE_CHECKING:
+    import pyarrow
+
+TRIALS_CSV = "trials.csv"
+TRIALS_PARQUET = "trials.parquet"
+EVALUATIONS_CSV = "evaluations.csv"
+NAMES = (TRIALS_CSV, TRIALS_PARQUET, EVALUATIONS_CSV)
+
+# The folders in a line of a traceback, up to the file's place in its package or to its name.
+_FOLDERS = re.compile(r'(?<=File ")/(?:[^"\n]*?/(?=(?:site-packages|carbonopt)/)|[^"\n]*/)')
+# The characters that can begin a formula, alone or after white space that spreadsheets skip.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
+    """Return the contents of the tables by file name; nested fields have dotted names.
+
+    The same records give the same bytes. The CSV tables hold no lists, so evaluations have a table
+    of their own; in the Parquet file they are lists of structs.
+
+    These files are passed on, so tracebacks and names of logs have no folders of the machine on
+    which the study ran. Text in a CSV that a spreadsheet would take for a formula (it begins with =
+    + - or @, a tab or a line break) has an apostrophe before it.
+    """
+    rows = [_flat(_without_folders(record).as_json()) for record in records]
+    flat = [
+        {name: value for name, value in row.items() if not isinstance(value, list)} for row in rows
+    ]
+    evaluations = [
+        {"trial": row["trial"], **evaluation} for row in rows for evaluation in row["evals"]
+    ]
+    return {
+        TRIALS_CSV: _csv(flat).encode(),
+        TRIALS_PARQUET: _parquet(rows),
+        EVALUATIONS_CSV: _csv(evaluations).encode(),
+    }
+
+
+def _without_folders(record: TrialRecord) -> TrialRecord:
+    if (failure := record.failure) is None:
+        return record
+    # The last three parts of the path are trials/NUMBER/FILE.
+    log = None if failure.log is None else "/".join(Path(failure.log).parts[-3:])
+    shorter = failure.model_copy(update={"text": _FOLDERS.sub("", failure.text), "log": log})
+    return record.model_copy(update={"failure": shorter})
+
+
+def csv_text(records: Iterable[dict[str, Any]]) -> str:
+    """Return records as one CSV table.
+
+    Nested fields have dotted names, and lists are JSON text.
+    """
+    rows = map(_flat, records)
+    return _csv(
+        [
+            {key: json.dumps(v) if isinstance(v, list) else v for key, v in row.items()}
+            for row in rows
+        ]
+    )
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    lines: list[str] = []
+    # The csv module quotes the characters of its own line end only, and readers take a bare \r
+    # without quotes for the end of a row. So rows end with \r\n here, and the \r is removed below.
+    writer = csv.DictWriter(_Lines(lines.append), _columns(rows), lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
+    return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
+
+
+class _Lines(NamedTuple):
+    """A file for the csv module that passes each row to a function."""
+
+    write: Callable[[str], object]
+
+
+def _no_formula(value: Any) -> Any:
+    """Put an apostrophe before text that a spreadsheet would take for a formula.
+
+    OWASP advises it under the name "CSV Injection". Numbers stay as they are.
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    import pyarrow.parquet
+
+    # Column by column: rows may lack fields that others have, and whole numbers may stand beside
+    # other numbers.
+    table = pyarrow.table(
+        {name: _array([row.get(name) for row in rows]) for name in _columns(rows)}
+    )
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def _array(values: list[Any]) -> "pyarrow.Array":
+    """Return a column as an Arrow array, whatever its values are.
+
+    Whole numbers that do not fit 64 bits make a column of floats, or of text where a float would
+    change them. Values of several kinds make such columns, too.
+    """
+    import pyarrow
+
+    try:
+        return pyarrow.array(values)
+    except (OverflowError, pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+        exact = all(value is None or _is_exact(value) for value in values)
+        return pyarrow.array(
+            [None if value is None else (float if exact else str)(value) for value in values]
+        )
+
+
+def _is_exact(value: Any) -> bool:
+    try:
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and float(value) == value
+        )
+    except OverflowError:
+        return False
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        flat |= (
+            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flat

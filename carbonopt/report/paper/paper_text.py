@@ -1,0 +1,218 @@
+"""The paper's text and its references.
+
+Numbers and phrases are those of the report's other pages.
+"""
+
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from carbonopt import __version__
+from carbonopt.analysis.influence import NotKnown
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.stages import counts_whole_processes
+from carbonopt.core import format as fmt
+from carbonopt.core.trial import COMPONENTS
+from carbonopt.core.units import human_duration
+from carbonopt.report.document import Document, Level
+from carbonopt.report.render.latex import Tex, escape
+from carbonopt.report.sections.citation_section import sentence
+from carbonopt.report.sections.energy_section import is_counted
+from carbonopt.report.sections.provenance_section import stated
+from carbonopt.report.study_text import SAMPLERS
+from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import runs_text, trials_text
+from carbonopt.spec.space_settings import Choices, Domain, Fixed
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.workload_settings import Model
+
+# `finalize` escapes for LaTeX, which autoescape can't.
+_ENVIRONMENT = Environment(  # noqa: S701
+    loader=PackageLoader("carbonopt.report.paper"),
+    block_start_string="<%",
+    block_end_string="%>",
+    variable_start_string="<<",
+    variable_end_string=">>",
+    comment_start_string="<#",
+    comment_end_string="#>",
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=StrictUndefined,
+    finalize=lambda value: value if isinstance(value, Tex) else escape(value),
+)
+
+_REFERENCES = (
+    resources.files("carbonopt.report.paper")
+    .joinpath("templates/references.bib")
+    .read_text()
+    .split("\n\n")
+)
+_OF_SAMPLER = {
+    "carbon": "carbonopt",
+    "tpe": "bergstra2011tpe",
+    "nsga2": "deb2002nsga2",
+    "random": "bergstra2012random",
+}
+_OF_SAMPLER |= dict.fromkeys(("gp", "grid"), "akiba2019optuna")  # their paper is Optuna's
+_OF_TRAINING = ("wolf2020transformers", "rasley2020deepspeed", "rajbhandari2020zero")
+# References of data sets, by a part of the data set's name.
+_OF_DATA = {
+    "wikitext": "merity2017wikitext",
+    "shakespeare": "karpathy2015unreasonable",
+}
+
+
+def methods(study: StudyView, document: Document) -> str:
+    """Return the text on methods and results.
+
+    It says what was searched on what, how it was measured, what was found, and what it can't tell.
+    """
+    config, domains = study.data.config, study.data.config.search.space.domains()
+    return _rendered(
+        "methods.tex",
+        study,
+        version=__version__,
+        config=config,
+        replayed=config.workload is None,
+        model=_model(config.workload.model) if config.workload and config.workload.model else "",
+        dataset_key=Tex(_dataset_key(config) or ""),
+        sampler_key=Tex(_OF_SAMPLER[config.search.sampler]),
+        sampler_text=SAMPLERS[config.search.sampler],
+        trials=_trials(study.recommendation),
+        space=_listed(
+            [f"{name.replace('_', ' ')} {_values(domain)}" for name, domain in domains.items()]
+        ),
+        result=sentence(study) or f"{document.headline}.",
+        learned=is_learned(study),
+        whole_processes=counts_whole_processes(study.data),
+        caveats=[caveat.finding for caveat in document.caveats],
+    )
+
+
+def statement(study: StudyView, document: Document) -> str:
+    """Return the statement on energy and emissions of the recommended run and of the search.
+
+    It says where and for how long they ran, and how the figures are known.
+    """
+    data, rec = study.data, study.recommendation
+    record, known = study.record(rec.trial), data.provenance.energy_source
+    counted = [name for name in COMPONENTS if is_counted(data, name)]
+    return _rendered(
+        "statement.tex",
+        study,
+        replayed=data.provenance.is_replay,
+        run_took=human_duration(record.duration_s.total) if record and record.duration_s else None,
+        confirmed=rec.confidence is None or rec.confidence.confirmed,
+        seeds=rec.confidence.seeds if rec.confidence else 1,
+        trials=trials_text(rec),
+        pays_back_interval=runs_text(rec.break_even_interval),
+        measured=_listed([name.upper() for name in counted if known.get(name) == "measured"]),
+        modelled=_listed([name.upper() for name in counted if known.get(name) == "modelled"]),
+        no_gpu="gpu" not in known,
+        unmeasured=_listed(list(map(str, study.spent.unmeasured_trials))),
+        caveats=[
+            caveat.finding
+            for caveat in document.caveats
+            if caveat.level is Level.CRITICAL and rec.met
+        ],
+    )
+
+
+def is_learned(study: StudyView) -> bool:
+    """Return whether the parameters' effect on any objective is known."""
+    return not all(isinstance(part, NotKnown) for part in study.influence)
+
+
+def main(document: Document, tables: Iterable[str]) -> str:
+    return _ENVIRONMENT.get_template("main.tex").render(document=document, tables=tables)
+
+
+def _rendered(template: str, study: StudyView, **values: Any) -> str:
+    return _ENVIRONMENT.get_template(template).render(
+        values,
+        fmt=fmt,
+        rec=study.recommendation,
+        quality=study.quality,
+        target=study.quality.target_text(study.recommendation.target.value),
+        stated=stated(study.data),
+    )
+
+
+def _model(model: Model) -> str:
+    if model.name_or_path is not None:
+        return fmt.source_text(model.name_or_path)
+    settings = dict(model.from_config or {})
+    kind = settings.pop("model_type")
+    listed = ", ".join(
+        f"{name} {fmt.value_text(value)}" for name, value in settings.items() if value is not None
+    )
+    return f"a {kind} of random weights" + (f" ({listed})" if listed else "")
+
+
+def _values(domain: Domain) -> str:
+    if isinstance(domain, Fixed):
+        return f"{fmt.value_text(domain.value)} (fixed)"
+    if isinstance(domain, Choices):
+        return _listed(list(map(fmt.value_text, domain.choices)), "or")
+    ends = f"from {fmt.value_text(domain.low)} to {fmt.value_text(domain.high)}"
+    if domain.step is not None:
+        return f"{ends} in steps of {fmt.value_text(domain.step)}"
+    return f"{ends}, on a logarithmic scale" if domain.log else ends
+
+
+def _trials(rec: Recommendation) -> str:
+    states = [f"{count:,} {state.value}" for state, count in rec.trials_by_state.items() if count]
+    total = fmt.count_text(sum(rec.trials_by_state.values()), "trial")
+    again = (
+        f", {rec.repeats} of them {'a repeat' if rec.repeats == 1 else 'repeats'} with other seeds"
+    )
+    return f"{total}{again if rec.repeats else ''}" + (f" ({', '.join(states)})" if states else "")
+
+
+def _listed(words: list[str], last: str = "and") -> str:
+    return f" {last} ".join(
+        part for part in (", ".join(words[:-1]), words[-1] if words else "") if part
+    )
+
+
+def _dataset_key(config: StudyConfig) -> str | None:
+    """Return the reference of a data set that is known by its name, else None."""
+    dataset = None if config.workload is None else config.workload.dataset
+    if dataset is None:
+        return None
+    if dataset.builtin is not None:
+        return dataset.builtin
+    names = [dataset.name_or_path or "", *(Path(file).name for file in dataset.train_files or ())]
+    keys = (key for part, key in _OF_DATA.items() if any(part in name.lower() for name in names))
+    return next(keys, None)
+
+
+def bibliography(config: StudyConfig, *, learned: bool) -> str:
+    """Return the BibTeX file with what the text cites.
+
+    The tools of training are cited where a model was trained, and so not in a replay.
+
+    Args:
+        config: The study's configuration.
+        learned: Whether what each parameter does is known.
+    """
+    wanted = {
+        "carbonopt",
+        "akiba2019optuna",
+        "courty2024codecarbon",
+        _OF_SAMPLER[config.search.sampler],
+    }
+    if config.workload is not None and config.workload.model is not None:
+        wanted |= {*_OF_TRAINING, _dataset_key(config) or ""}
+    if learned:
+        wanted.add("pedregosa2011scikit")
+    cited = [
+        entry.strip()
+        for entry in _REFERENCES
+        if entry.partition("{")[2].partition(",")[0] in wanted
+    ]
+    return "\n\n".join(cited).replace("VERSION", __version__) + "\n"

@@ -1,0 +1,105 @@
+"""The effect of the batch size on an epoch."""
+
+from collections.abc import Callable
+from typing import Any
+
+from carbonopt.analysis.batch import AtBatch
+from carbonopt.core import format as fmt
+from carbonopt.core.quality import Quality
+from carbonopt.report.document import MISSING, Maker, Section, num, table
+from carbonopt.report.figures.batch_figure import batch as batch_figure
+from carbonopt.report.study_view import StudyView
+
+
+def section(study: StudyView) -> Section | None:
+    if (effect := study.batch) is None:
+        return None
+    energy = fmt.energy_scale(row.energy_kwh.highest for row in effect.batches)
+    emissions = fmt.emissions_scale(row.emissions_kg_co2e.highest for row in effect.batches)
+    columns = [
+        num("Global batch", "global_batch_size"),
+        num(
+            "Trials",
+            lambda row: len(row.trials),
+            shown=lambda row: f"{len(row.trials)}{' (stopped)' if row.only_stopped else ''}",
+        ),
+        _spanned("Time (s)", "duration_s", fmt.seconds_text, effect.least_duration),
+        _spanned("Memory (GiB)", "peak_memory_gib", fmt.memory_text, effect.least_memory),
+        _spanned(energy.label("Energy"), "energy_kwh", energy.text, effect.least_energy),
+        _spanned(
+            emissions.label("Emissions"), "emissions_kg_co2e", emissions.text, effect.least_energy
+        ),
+    ]
+    if effect.best_quality is not None:
+        columns.append(_quality(study.quality, effect.best_quality))
+    least_energy = min(effect.batches, key=lambda row: row.energy_kwh.median).global_batch_size
+    least_time = min(effect.batches, key=lambda row: row.duration_s.median).global_batch_size
+    small, large = effect.batches[0], effect.batches[-1]
+    names = {
+        "memory": "peak_memory_gib",
+        "time": "duration_s",
+        "energy and emissions": "energy_kwh",
+    }
+    changes = [
+        f"{what} {fmt.difference_text(after.lowest / before.lowest - 1)}"
+        for what, name in names.items()
+        if (before := getattr(small, name)) and (after := getattr(large, name)) and before.lowest
+    ]
+    ends = (
+        f"From batch {small.global_batch_size} to {large.global_batch_size}: {', '.join(changes)}."
+    )
+    note = (
+        f"{ends if changes else ''} By the medians, slow runs included: least energy at"
+        f" {least_energy}, least time "
+    )
+    note += (
+        f"at {least_time}. Less energy an epoch is not less energy to the target: a larger batch"
+        " takes fewer steps "
+    )
+    note += "an epoch."
+    caption = (
+        "An epoch's training by global batch size: the lowest of its trials (their median to their"
+        " highest), the "
+    )
+    reached = (
+        "; what its trials reached at their end: the best, the best of all in bold"
+        if effect.best_quality
+        else ""
+    )
+    made = table("batch", f"{caption}minimum in bold{reached}", effect.batches, columns, note=note)
+    return Section(
+        key="batch", title="The batch size", blocks=(batch_figure(effect, study.quality), made)
+    )
+
+
+def _spanned(label: str, at: str, text: Callable[[Any], str], least: int | None) -> Maker:
+    def shown(row: AtBatch) -> str:
+        span = getattr(row, at)
+        if span is None or text(span.lowest) == text(span.highest):
+            return MISSING if span is None else text(span.lowest)
+        return f"{text(span.lowest)} ({fmt.interval_text(span.median, span.highest, text)})"
+
+    def lowest(row: AtBatch) -> Any:
+        return (span := getattr(row, at)) and span.lowest
+
+    return num(label, lowest, shown=shown, strong=lambda row: row.global_batch_size == least)
+
+
+def _quality(quality: Quality, best: int) -> Maker:
+    def values(row: AtBatch) -> tuple[float, float, float] | None:
+        """Return the best, the median and the worst value, or None without a value."""
+        if (span := row.quality) is None:
+            return None
+        ordered = (span.lowest, span.median, span.highest)
+        return ordered if quality.direction == "minimize" else ordered[::-1]
+
+    def shown(row: AtBatch) -> str:
+        texts = [quality.text(value) for value in values(row) or (None,)]
+        return f"{texts[0]} ({texts[1]} to {texts[-1]})" if texts[0] != texts[-1] else texts[0]
+
+    return num(
+        quality.label,
+        lambda row: values(row) and values(row)[0],  # type: ignore[index]
+        shown=shown,
+        strong=lambda row: row.global_batch_size == best,
+    )

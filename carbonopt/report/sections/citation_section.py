@@ -1,0 +1,81 @@
+"""The answer in one sentence with its figures, to be pasted into a paper."""
+
+from carbonopt.analysis.recommend import cheaper_but_unsure
+from carbonopt.analysis.replicates import Repeats, repeats_of
+from carbonopt.core import format as fmt
+from carbonopt.report.caveats import less_or_more_text
+from carbonopt.report.document import Paragraph, Section
+from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import baseline_text, sure_text, trials_text, turned
+
+
+def section(study: StudyView) -> Section | None:
+    if (text := sentence(study)) is None:
+        return None
+    return Section(
+        key="citation", title="For a paper", blocks=(Paragraph(text=text, style="quote"),)
+    )
+
+
+def sentence(study: StudyView) -> str | None:
+    """Return the answer in one sentence, or None without a recommendation."""
+    rec, quality, provenance = study.recommendation, study.quality, study.data.provenance
+    if rec.params is None:
+        return None
+    saved = ""
+    if (
+        rec.baseline is not None
+        and rec.saving_fraction is not None
+        and rec.trial != rec.baseline.trial
+    ):
+        misses = "" if rec.baseline.meets_target else ", which misses that target"
+        saved = (
+            f", {fmt.less_text(rec.saving_fraction)} than {baseline_text(rec.baseline)}{misses}"
+            f" ({sure_text(study)})"
+        )
+        if equal := turned(study.comparison):
+            saving = less_or_more_text((equal.saving_fraction_before, equal.saving_fraction))
+            saved += f", and {saving} than that stopped when it first met the target"
+    settings = fmt.params_text(rec.params, study.varied)
+    known = " that repeats bore out" if cheaper_but_unsure(study.data, rec) else ""
+    return (
+        f"Of {trials_text(rec)} with carbonopt {_where(study)}, the configuration with the least"
+        f" emissions{known} at {quality.with_article} of {quality.bound_word}"
+        f" {quality.target_text(rec.target.value)} ({settings}) reached"
+        f" {quality.text(rec.value)} with {fmt.energy_text(rec.energy_kwh)} of training energy, or"
+        f" {fmt.emissions_text(rec.emissions_kg_co2e)} at"
+        f" {fmt.intensity_text(provenance.intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of"
+        f" {study.data.config.carbon.pue:.3g}{saved} ({_runs(study)}); the study itself used"
+        f" {fmt.energy_text(rec.study_energy_kwh)}, or"
+        f" {fmt.emissions_text(rec.study_emissions_kg_co2e)}."
+    )
+
+
+def _where(study: StudyView) -> str:
+    if study.data.provenance.is_replay:
+        return "that replay recorded runs"
+    if (hardware := study.data.provenance.hardware) is None:
+        return "on hardware that was not recorded"
+    gpus = fmt.counted_names(hardware.gpus)
+    machines = f" of {hardware.nodes} machines" if hardware.nodes > 1 else ""
+    return f"on {' and '.join(gpus) or f'{hardware.cpu} (no GPU)'}{machines}"
+
+
+def _runs(study: StudyView) -> str:
+    """Say how many complete runs there are, and how far they spread.
+
+    The text is about the recommended and the baseline's configuration.
+    """
+    rec = study.recommendation
+    said = _spread(repeats_of(rec.params, study.repeated))
+    if rec.baseline is None or rec.baseline.trial == rec.trial:
+        return said
+    return f"{said}; the baseline: {_spread(repeats_of(rec.baseline.params, study.repeated))}"
+
+
+def _spread(runs: Repeats | None) -> str:
+    if runs is None:
+        return "n = 1"
+    scale = fmt.emissions_scale([runs.emissions_kg_co2e.highest])
+    emissions, reached = fmt.spread_text(runs.emissions_kg_co2e, scale), fmt.spread_text(runs.value)
+    return f"n = {runs.n}, {emissions} {scale.unit} and {reached}, mean ± standard deviation"

@@ -1,0 +1,175 @@
+"""Repeats with other seeds: how far runs differ, and whether the target holds."""
+
+import math
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
+from carbonopt.analysis.confidence import Standing
+from carbonopt.analysis.recommend import cheaper_but_unsure
+from carbonopt.analysis.replicates import Repeats, repeats_of
+from carbonopt.core import format as fmt
+from carbonopt.core.trial import TrialState
+from carbonopt.report.document import MISSING, Caveat, Maker, Section, Table, num, table, word
+from carbonopt.report.study_view import StudyView
+
+# Words for what is known of a configuration; any other standing is "in doubt".
+STANDINGS = {
+    None: MISSING,
+    Standing.CONFIRMED: "confirmed",
+    Standing.REJECTED: "refuted",
+}
+SEEN_OF_PERPLEXITY = (
+    "; in recorded runs of a small GPT on an H200, seeds changed the quality by 0.2 to 0.8 %"
+)
+# Share of the target: a rule of thumb for what another seed can change, from recorded runs on an
+# H200.
+NEAR_TARGET = 0.01
+
+
+def section(study: StudyView) -> Section | None:
+    tables = tuple(made for made in (_considered(study), _repeats(study)) if made.rows)
+    return (
+        Section(key="confirmation", title="Repeats with other seeds", blocks=tables)
+        if tables
+        else None
+    )
+
+
+def _considered(study: StudyView) -> Table:
+    """Show the recommended configuration beside others that repeats decided between."""
+    rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
+    # Each row: trial, role, seeds, mean of the quality, its bound, and the share that it emits more
+    # than the recommended one.
+    rows: list[tuple[object, ...]] = []
+    if sure is not None:
+        rows.append((rec.trial, "recommended", sure.seeds, sure.value_mean, sure.value_bound, None))
+        if safer := sure.safer_alternative:
+            figures = safer.seeds, safer.value_mean, safer.value_bound, safer.emissions_difference
+            rows.append((safer.trial, "surer to meet the target", *figures))
+        rows += [(trial, "a tie, within the error", *[None] * 4) for trial in rec.ties]
+    for rejected in rec.rejected:
+        why = (
+            "failed with another seed"
+            if rejected.failed_replicate
+            else "cheaper, but its mean misses the target"
+        )
+        rows.append((rejected.trial, why, rejected.seeds, rejected.value, None, None))
+    spread = ""
+    if sure is not None and sure.value_deviation is not None:
+        run = fmt.plus_minus_text(sure.value_mean, sure.value_deviation)
+        if sure.emissions_deviation_kg_co2e is not None and rec.emissions_kg_co2e is not None:
+            scale = fmt.emissions_scale([rec.emissions_kg_co2e])
+            kg = fmt.plus_minus_text(rec.emissions_kg_co2e, sure.emissions_deviation_kg_co2e, scale)
+            run += f", {kg} {scale.unit}"
+        spread = f"One run of the recommendation: {quality.name} {run} "
+        spread += "(mean ± standard deviation, pooled or its own, the larger)."
+    columns = [
+        num("Trial", 0, strong=lambda row: row[0] == rec.trial),
+        word("Role", 1),
+        num("Seeds", 2),
+        num(f"Mean {quality.name}", 3, quality.text),
+        num(f"Its mean {quality.bound_word}", 4, quality.text),
+        num("Emits more by", 5, fmt.percent_text),
+    ]
+    return table(
+        "considered", "Configurations that the repeats decided between", rows, columns, note=spread
+    )
+
+
+def _repeats(study: StudyView) -> Table:
+    rec, quality, repeated = study.recommendation, study.quality, study.repeated
+    scale = fmt.emissions_scale(row.emissions_kg_co2e.highest for row in repeated)
+
+    def chosen(row: Repeats) -> bool:
+        return row.params == rec.params
+
+    def mean_and_range(
+        label: str, at: str, scale: fmt.Scale | None, text: Callable[[float], str]
+    ) -> Iterator[Maker]:
+        spread, ends = attrgetter(at), attrgetter(f"{at}.lowest", f"{at}.highest")
+        yield num(
+            label,
+            f"{at}.mean",
+            shown=lambda row: fmt.spread_text(spread(row), scale),
+            strong=chosen,
+        )
+        yield num("Range", lambda row: None, shown=lambda row: fmt.interval_text(*ends(row), text))
+
+    bound_label, note = f"Its mean {quality.bound_word}", ""
+    if judged := [row for row in repeated if row.standing(rec.target) is not None]:
+        note = (
+            f"{bound_label}: over all seeds, with {fmt.percent_text(judged[0].level)} confidence."
+            " Confirmed: this "
+        )
+        note += (
+            f"bound meets the target of {quality.target_text(rec.target.value)}; in doubt: the mean"
+            " of the runs does; "
+        )
+        note += "refuted: the mean doesn't, or a run diverged or did not fit in memory."
+    columns = [
+        word("Trials", lambda row: ", ".join(map(str, row.trials)), strong=chosen),
+        num("n", "n"),
+        word("Seeds", lambda row: ", ".join(map(str, row.seeds))),
+        *mean_and_range(quality.label, "value", None, quality.text),
+        num(bound_label, "value_bound", quality.text),
+        word("Holds the target", lambda row: STANDINGS.get(row.standing(rec.target), "in doubt")),
+        *mean_and_range(scale.label("Emissions"), "emissions_kg_co2e", scale, scale.text),
+    ]
+    caption = (
+        "Configurations that completed more than once: mean ± its own standard deviation, and range"
+    )
+    return table("repeats", caption, repeated, columns, note=note)
+
+
+def caveats(study: StudyView) -> Iterator[Caveat]:
+    rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
+    if sure is not None:
+        words = {"quality": quality.name, "at_target": quality.bound_word}
+        if not sure.confirmed and sure.value_bound is not None:
+            yield study.caveat(
+                "not_confirmed", seeds=sure.seeds, bound=sure.value_bound, level=sure.level, **words
+            )
+        elif not sure.confirmed and sure.seeds > 1:
+            yield study.caveat("unbounded", seeds=sure.seeds)
+        if safer := sure.safer_alternative:
+            numbers = {
+                "trial": safer.trial,
+                "bound": safer.value_bound,
+                "difference": safer.emissions_difference,
+            }
+            yield study.caveat("surer_runner_up", **numbers, **words)
+        if sure.confirmed:
+            tried = {record.repeat_of for record in study.data.records} - {None}
+            yield study.caveat("many_confirmed", tried=len(tried))
+    rejected = [rejected.trial for rejected in rec.rejected]
+    for key, trials in (
+        ("failed_replicates", rec.failed_replicates),
+        ("rejected", rejected),
+        ("cheaper_but_unsure", cheaper_but_unsure(study.data, rec)),
+        ("ties", rec.ties),
+    ):
+        if trials:
+            yield study.caveat(key, trials=trials)
+    if study.repeated and all(len(row.seeds) == 1 for row in study.repeated):
+        yield study.caveat("one_seed", quality=quality.name)
+    if rec.met and repeats_of(rec.params, study.repeated) is None:
+        candidates = sum(
+            record.meets(rec.target) for record in study.data.records if record.repeat_of is None
+        )
+        yield (
+            study.caveat("single_run", candidates=candidates)
+            if candidates > 1
+            else study.caveat("only_run")
+        )
+    elif not rec.met and rec.trials_by_state[TrialState.COMPLETE] and not study.repeated:
+        yield study.caveat("single_runs")
+    margin = -quality.worse_by(rec.value, rec.target.value) if rec.value else math.inf
+    if margin >= NEAR_TARGET or (sure is not None and sure.confirmed):
+        return
+    if sure is not None and sure.value_deviation is not None:
+        yield study.caveat(
+            "near_target", margin=margin, spread=sure.value_deviation / sure.value_mean
+        )
+    else:
+        seen = SEEN_OF_PERPLEXITY if quality.value_of_mean == "exp" else ""
+        yield study.caveat("near_target_single_run", margin=margin, seen=seen)

@@ -1,0 +1,56 @@
+"""Trials that other work on the machine slowed down."""
+
+from collections.abc import Iterator
+
+from carbonopt.core.states import CPU_CONTENTION_FROM
+from carbonopt.core.trial import StopReason, TrialRecord
+from carbonopt.report.document import Caveat
+from carbonopt.report.study_view import StudyView
+from carbonopt.spec.study_data import StudyData
+
+
+def is_contended(record: TrialRecord) -> bool:
+    return (record.cpu_wait_fraction or 0.0) >= CPU_CONTENTION_FROM
+
+
+def is_charged_by_cpu_time(data: StudyData) -> bool:
+    """Return whether waiting for a core raises no trial's energy.
+
+    It does raise it where GPUs are measured, since they draw power meanwhile, and in records
+    without `other_kwh`, in which the whole CPU was charged by wall time.
+    """
+    measured = "gpu" in data.provenance.energy_source
+    return (
+        not measured
+        and bool(data.sessions)
+        and all(session.other_kwh is not None for session in data.sessions)
+    )
+
+
+def caveats(study: StudyView) -> Iterator[Caveat]:
+    contended, rec = list(filter(is_contended, study.data.records)), study.recommendation
+    if not contended:
+        return
+    if is_charged_by_cpu_time(study.data):
+        worst = max(contended, key=lambda record: record.cpu_wait_fraction or 0.0)
+        yield study.caveat(
+            "cpu_contention_charged",
+            count=len(contended),
+            trial=worst.trial,
+            share=worst.cpu_wait_fraction,
+        )
+        return
+    compared = {rec.trial, rec.baseline.trial} if rec.met and rec.baseline else set()
+    if len(compared) == 1:
+        compared.clear()  # the report states no saving
+    decisive = [
+        row
+        for row in contended
+        if (row.trial if row.repeat_of is None else row.repeat_of) in compared
+    ]
+    worst = max(decisive or contended, key=lambda record: record.cpu_wait_fraction or 0.0)
+    key = "cpu_contention_saving" if decisive else "cpu_contention"
+    yield study.caveat(key, count=len(contended), trial=worst.trial, share=worst.cpu_wait_fraction)
+    pruned = [record.trial for record in contended if record.stop_reason == StopReason.CAP]
+    if pruned and rec.met:
+        yield study.caveat("cpu_contention_pruned", trials=pruned)

@@ -1,0 +1,50 @@
+"""Caveats on trials that did not run as a trial should, as far as this is known."""
+
+from collections.abc import Iterator
+
+from carbonopt.analysis.stages import counts_whole_processes
+from carbonopt.core.format import visible_text
+from carbonopt.core.trial import TrialState
+from carbonopt.core.units import human_duration
+from carbonopt.report.document import Caveat
+from carbonopt.report.study_view import StudyView
+
+_MOST_FILES = 3  # files that a caveat names; the others are counted
+
+
+def caveats(study: StudyView) -> Iterator[Caveat]:
+    inheriting = [record for record in study.data.records if record.inherited_files]
+    if inheriting:
+        files = sorted({file for record in inheriting for file in record.inherited_files})
+        named = ", ".join(files[:_MOST_FILES]) + (
+            f" and {len(files) - _MOST_FILES} more" * (len(files) > _MOST_FILES)
+        )
+        yield study.caveat(
+            "inherited_files", trials=[record.trial for record in inheriting], files=named
+        )
+    for same in study.alike:
+        one, other = map(visible_text, same.values)
+        yield study.caveat(
+            "alike", dimension=same.dimension, first=one, second=other, trials=same.trials
+        )
+    ranks = max((record.params.world_size for record in study.data.records), default=1)
+    if ranks > 1 and counts_whole_processes(study.data):
+        yield study.caveat("ranks_unseen", ranks=ranks)
+    still = [record for record in study.data.records if record.standstill_s]
+    if still:
+        seconds = sum(record.standstill_s or 0.0 for record in still)
+        yield study.caveat(
+            "standstill",
+            trials=[record.trial for record in still],
+            duration=human_duration(seconds),
+        )
+    misplanned = [
+        record
+        for record in study.data.records
+        if record.state is TrialState.COMPLETE and record.planned_steps is not None
+    ]
+    if misplanned:
+        first, trials = misplanned[0], [record.trial for record in misplanned]
+        yield study.caveat(
+            "planned_steps", trials=trials, planned=first.planned_steps, made=first.steps_done
+        )

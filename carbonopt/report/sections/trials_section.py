@@ -1,0 +1,214 @@
+"""Every trial, with what became of it and its settings.
+
+Its caveats say what the search itself can't tell.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core import format as fmt
+from carbonopt.core import units
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import QUALITIES
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.report.document import (
+    Caveat,
+    Cell,
+    Column,
+    Maker,
+    Paragraph,
+    Section,
+    num,
+    scaled,
+    table,
+    word,
+)
+from carbonopt.report.figures.points import last_value
+from carbonopt.report.study_view import StudyView
+
+ALL_TRIALS = "all-trials"
+FEW_TRIALS = 10  # completed trials; with fewer, the front is a sketch
+FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported record
+STOPPED_BECAUSE = {
+    StopReason.TARGET: "target out of reach",
+    StopReason.CAP: "emits more, or is expected to emit more, than the best",
+    StopReason.BUDGET: "the budget ended",
+    StopReason.INTERRUPTED: "interrupted",
+}
+
+
+def section(study: StudyView) -> Section:
+    records, rec, quality = study.data.records, study.recommendation, study.quality
+    if not records:
+        return Section(
+            key="trials",
+            title="Every trial",
+            blocks=(Paragraph(text="No trial has been started."),),
+        )
+    settings = {record.trial: study.settings(record.params) for record in records}
+    own = [name for params in settings.values() for name in params]
+    order = [*TrialParams.model_fields, "gradient_accumulation_steps", *own]
+    names = {name for params in settings.values() for name in params} - _shared(
+        list(settings.values())
+    ).keys()
+    energy = fmt.energy_scale(record.energy_kwh.total for record in records if record.energy_kwh)
+    columns = [
+        num("Trial", "trial", strong=lambda row: row.trial == rec.trial),
+        word("State", lambda row: state_text(row, rec)),
+        num(quality.label, lambda row: last_value(row)[0], shown=lambda row: _reached(study, row)),
+        *(_other_quality(name) for name in _other_qualities(records)),
+        scaled("Emissions", "emissions_kg_co2e", fmt.emissions_scale, records),
+        num(
+            energy.label("Training energy"),
+            lambda row: row.energy_kwh and row.energy_kwh.train,
+            energy.text,
+        ),
+        num(
+            energy.label("All energy"),
+            lambda row: row.energy_kwh and row.energy_kwh.total,
+            energy.text,
+        ),
+        num("Time", lambda row: row.duration_s and row.duration_s.total, units.human_duration),
+        num("Memory (GiB)", "peak_memory_gib", fmt.memory_text),
+        *(
+            setting(name, name, lambda row: settings[row.trial])
+            for name in sorted(names, key=order.index)
+        ),
+    ]
+    states = tuple(row.state.value for row in records)
+    values = tuple(row.value if row.state is TrialState.COMPLETE else None for row in records)
+    row_filter = {
+        "label": "State",
+        "groups": states,
+        "values_label": "meets the target of",
+        "values": values,
+    }
+    every = table(ALL_TRIALS, "Every trial", records, columns, long=True, filter=row_filter)
+    notes = [Paragraph(text=text, style="note")] if (text := shared_settings(study)) else []
+    return Section(key="trials", title="Every trial", blocks=(every, *notes))
+
+
+def shared_settings(study: StudyView) -> str:
+    """Name the settings that all trials share, which the table leaves out."""
+    shared = _shared([study.settings(record.params) for record in study.data.records])
+    listed = ", ".join(f"{name} {fmt.value_text(setting)}" for name, setting in shared.items())
+    return f"The same in every trial: {listed}." if listed else ""
+
+
+def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        name: setting
+        for name, setting in (settings[0] if settings else {}).items()
+        if all(name in params and repr(params[name]) == repr(setting) for params in settings)
+    }
+
+
+def _reached(study: StudyView, record: TrialRecord) -> str:
+    value, last = last_value(record)
+    return study.quality.text(value) + (f" at step {last.step}" if last else "")
+
+
+def _other_qualities(records: Sequence[TrialRecord]) -> list[str]:
+    return list(
+        dict.fromkeys(
+            name for record in records for point in record.evals for name in point.other_qualities
+        )
+    )
+
+
+def _other_quality(name: str) -> Maker:
+    """Make the column of a quality beside the study's own.
+
+    Its values are those that the last evaluation of each trial found.
+    """
+    label = QUALITIES[name].label if name in QUALITIES else name
+    return num(
+        label,
+        lambda row: row.evals[-1].other_qualities.get(name) if row.evals else None,
+        "{:#.4g}".format,
+    )
+
+
+def setting_text(value: object) -> str:
+    return "default" if value is None else fmt.value_text(value)
+
+
+def setting(name: str, label: str, settings_of: Callable[[Any], Mapping[str, Any]]) -> Maker:
+    """Make the column of one setting, a number or a word.
+
+    `settings_of` returns the settings of a row, which has this one under `name`.
+    """
+
+    def cell(row: Any) -> Cell:
+        value = settings_of(row).get(name)
+        text = setting_text(value)
+        return Cell(
+            text=text, sort=text if value is None or isinstance(value, bool | str) else value
+        )
+
+    return Column(label=label, numeric=True), cell
+
+
+def state_text(record: TrialRecord, rec: Recommendation) -> str:
+    """Return a trial's state, the reason for it, and the trial's part in the report."""
+    text = record.state.value
+    if record.stop_reason is not None:
+        text += f": {STOPPED_BECAUSE[record.stop_reason]}"
+    if record.forecast is not None:
+        forecast = record.forecast
+        off = f"{forecast.sds_short:.1f} standard deviations off, {forecast.sds_needed:.1f} needed"
+        text += f" (forecast {forecast.value:.4g}, {off})"
+    if record.failure is not None:
+        text += f": {record.failure.kind}" if record.failure.kind != record.state.value else ""
+        text += f": {record.failure.text.strip().partition(chr(10))[0][:FAILURE_TEXT_LENGTH]}"
+    parts = {
+        "recommended": record.trial == rec.trial,
+        "baseline": rec.baseline is not None and record.trial == rec.baseline.trial,
+        "front": record.trial in rec.pareto_front,
+        "tie": record.trial in rec.ties,
+        f"audit: due to be stopped at step {record.audited_at_step}": record.audited_at_step
+        is not None,
+        f"trial {record.repeat_of} with seed {record.seed}": record.repeat_of is not None,
+    }
+    played = ", ".join(part for part, plays in parts.items() if plays)
+    return f"{text} ({played})" if played else text
+
+
+def caveats(study: StudyView) -> Iterator[Caveat]:
+    search, audited = study.data.config.search, study.audited
+    if study.data.ended is None:
+        yield study.caveat("running")
+    searched = [record for record in study.data.records if record.repeat_of is None]
+    completed = sum(record.state is TrialState.COMPLETE for record in searched)
+    if 0 < completed < FEW_TRIALS:
+        yield study.caveat("few_trials", completed=completed)
+    if search.learn_from:
+        yield study.caveat("learned_from", studies=len(search.learn_from))
+    for edge in study.edges:
+        yield study.caveat("at_space_end", **edge.model_dump())
+    asked, own = study.recommendation.target, study.data.config.target.at()
+    # An easier target might be met by trials that were stopped because they could not meet the
+    # study's own; a harder one by trials that emitted more than the best at the study's own.
+    reason = (
+        StopReason.TARGET
+        if asked.quality.rank(asked.value) > own.quality.rank(own.value)
+        else StopReason.CAP
+    )
+    if (
+        asked != own
+        and search.goal == "recommend"
+        and (stopped := sum(run.stop_reason is reason for run in searched))
+    ):
+        yield study.caveat("stopped_for_own_target", stopped=stopped, own=own.value)
+    if audited is not None and audited.lowest_rate is None:
+        yield study.caveat(
+            "pruning_audit_none", share=search.pruning.audit, cut_short=audited.cut_short
+        )
+    elif audited is not None:
+        numbers = audited.model_dump()
+        numbers |= {"lowest": numbers.pop("lowest_rate"), "highest": numbers.pop("highest_rate")}
+        did = "ended on the Pareto front" if search.goal == "front" else "met the target"
+        yield study.caveat("pruning_audit", did=did, **numbers)
+    if study.recommendation.met:
+        yield study.caveat("selection_bias", quality=study.quality.name)

@@ -1,0 +1,235 @@
+"""The source of a script's quality where the script doesn't report it.
+
+It is read in the script's output, or in a file that the script writes.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.quality import Quality
+from carbonopt.core.reported import Reported, evaluation, whole
+from carbonopt.core.values import Frozen
+from carbonopt.spec import matches_of_lines
+
+_MATCHING_LIMIT_S = 20.0
+_LARGEST_FILE = 2**26  # bytes
+
+
+class NoQuality(Exception):
+    """The error that no quality was found; its text says where it was looked for."""
+
+
+class QualitySource(Frozen, allow_inf_nan=False):
+    """The setting `workload.quality_from`.
+
+    It is a regular expression over the output, or a JSON file and a key in it.
+    """
+
+    # its group is the value; a group `step` is the step
+    pattern: str | None = Field(default=None, min_length=1, max_length=1000)
+    # JSON or JSON lines; with `pattern`: any text
+    file: str | None = Field(default=None, min_length=1)
+    # the key in the file; dots lead into nested objects
+    key: str | None = Field(default=None, min_length=1)
+    scale: float = 1.0  # the value is multiplied by it: 0.01 for percents
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.pattern is None and self.file is None:
+            raise ValueError("needs pattern, a regular expression over the output, or file and key")
+        if self.pattern is None and self.key is None:
+            raise ValueError(f"file needs key, the value's name in it, but got {self.file!r} alone")
+        if self.pattern is not None and self.key is not None:
+            raise ValueError("has both pattern and key; give one of them")
+        if self.scale == 0:
+            raise ValueError("scale must not be 0")
+        if self.pattern is not None:
+            _check_pattern(self.pattern)
+        return self
+
+    def __str__(self) -> str:
+        where = "the output" if self.file is None else self.file
+        how = f"key {self.key}" if self.pattern is None else f"pattern '{self.pattern}'"
+        return f"{how} in {where}" + ("" if self.scale == 1 else f", times {self.scale:g}")
+
+    def read(self, log: Path, folder: Path, quality: Quality, steps: int) -> list[Reported]:
+        """Return the evaluations that a script which has ended left, the last one at its end.
+
+        Args:
+            log: the file with the script's output.
+            folder: the folder in which it ran, from where a file's relative path leads.
+            quality: the quality of the target.
+            steps: the steps of the training, where nothing else gives the step.
+
+        Raises:
+            NoQuality: if nothing is there.
+            BadInput: for a value that is no number, or can't be one of the quality; and for steps
+                that go back, whose last one is not the number of steps that the training made.
+        """
+        path = log if self.file is None else folder / self.file
+        if not path.is_file():
+            raise NoQuality(f"workload.quality_from: the script has written no file {path}")
+        found = self._matches(path) if self.pattern is not None else self._values(path)
+        points: list[Reported] = []
+        for step, value in found:
+            qualities: dict[str, object] = {quality.name: self._number(value)}
+            mend = f"set workload.quality_from.scale: {self.scale / 100:g}"
+            point = evaluation(quality, qualities, None, _step(step, steps), of_percent=mend)
+            if points and point.step < points[-1].step:
+                raise BadInput(
+                    "workload.quality_from must find steps in the order in which they were made,"
+                    f" but finds step {point.step} after step {points[-1].step}; number them"
+                    " through the whole training, not by epoch or fold, and write a file that"
+                    " trials would share into {output_dir}; or leave the steps out."
+                )
+            if points and point.step == points[-1].step:
+                points.pop()  # a step that is evaluated again: the later evaluation counts
+            points.append(point)
+        return points
+
+    def _number(self, value: object) -> float:
+        # a number that was taken only in part (`matches_of_lines.Value`)
+        if self.pattern is not None and isinstance(value, list):
+            taken, of = value
+            rule = (
+                f"workload.quality_from.pattern must take each number whole, but takes {taken} of"
+                f" {of}"
+            )
+            raise BadInput(f"{rule}; the group for any number is ([-+0-9.eE]+).")
+        try:
+            # Python's own numbers may have _ between digits
+            if isinstance(value, bool) or "_" in str(value):
+                raise ValueError
+            # Multiply decimals as they were written, so that 94.2 × 0.01 is 0.942.
+            return float(Decimal(str(float(value))) * Decimal(str(self.scale)))  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError, InvalidOperation) as error:
+            raise BadInput(
+                f"workload.quality_from must find a number, but found {shortened(value)}."
+            ) from error
+
+    def _matches(self, path: Path) -> list[tuple[object, object]]:
+        assert self.pattern is not None
+        program = [sys.executable, "-I", "-S", matches_of_lines.__file__, self.pattern, str(path)]
+        try:
+            done = subprocess.run(
+                program, capture_output=True, text=True, timeout=_MATCHING_LIMIT_S, check=True
+            )
+        except subprocess.TimeoutExpired as error:
+            slow = f"took more than {_MATCHING_LIMIT_S:g} s over {path}"
+            must = (
+                "workload.quality_from.pattern must have no repetitions within repetitions, such as"
+                " (a+)+"
+            )
+            raise BadInput(f"{must}, which take too long: it {slow}.") from error
+        if not (found := json.loads(done.stdout)):
+            where = "the script's output" if self.file is None else str(path)
+            raise NoQuality(
+                f"workload.quality_from.pattern, '{self.pattern}', matches nothing in {where};"
+                " give one that matches a line there"
+            )
+        return [(step, value) for step, value in found]
+
+    def _values(self, path: Path) -> list[tuple[object, object]]:
+        assert self.key is not None
+        if path.stat().st_size > _LARGEST_FILE:
+            raise BadInput(
+                f"workload.quality_from.file must have at most {_LARGEST_FILE} bytes, but {path}"
+                " has more."
+            )
+        objects = _objects(path)
+        found = [
+            (_looked_up(each, "step"), value)
+            for each in objects
+            if (value := _looked_up(each, self.key)) is not None
+        ]
+        if not found:
+            names = (
+                ", ".join(map(str, objects[-1])) if isinstance(objects[-1], dict) else "no names"
+            )
+            raise NoQuality(
+                f"workload.quality_from.key: {path} has no {self.key}, but {names[:500]}"
+            )
+        # A file with one object has the end of the training, whatever it calls a step.
+        return found if len(objects) > 1 else [(None, found[0][1])]
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        expression = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"pattern must be a regular expression, but {pattern!r} is none: {error}"
+        ) from error
+    values = expression.groups - ("step" in expression.groupindex)
+    if "value" not in expression.groupindex and (
+        values != 1 or expression.groupindex.get("step") == 1
+    ):
+        must = "pattern must have one group in brackets, the value, or one called (?P<value>...)"
+        raise ValueError(f"{must}, but {pattern!r} has {values}")
+
+
+def _objects(path: Path) -> Sequence[Any]:
+    """Return the objects in a file of JSON or JSON lines."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return [_parsed(text)]
+    except (ValueError, RecursionError) as error:
+        try:
+            if lines := [_parsed(line) for line in text.split("\n") if line.strip()]:
+                return lines
+        except (ValueError, RecursionError):
+            pass
+        raise BadInput(
+            f"workload.quality_from.file must be JSON or JSON lines, but {path} is not: {error}."
+        ) from error
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a JSON text, with null read as NaN.
+
+    Loggers write NaN, the quality of a training that diverged, as null.
+    """
+
+    def with_nan(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(names := {name for name, _ in pairs}) < len(pairs):
+            raise BadInput(
+                "workload.quality_from.file must name each key once, but has one twice of"
+                f" {sorted(names)}."
+            )
+        return {
+            name: math.nan if value is None and name != "step" else value for name, value in pairs
+        }
+
+    return json.loads(text, object_pairs_hook=with_nan)
+
+
+def _looked_up(value: Any, key: str) -> Any:
+    """Return the value at a key, as it is or by its parts between dots; None if there is none."""
+    if isinstance(value, dict) and key in value:
+        return value[key]
+    if isinstance(value, list) and re.fullmatch("-?[0-9]{1,9}", key):
+        return value[int(key)] if -len(value) <= int(key) < len(value) else None
+    for place in (place for place, sign in enumerate(key) if sign == "."):
+        inner = _looked_up(value, key[:place])
+        if inner is not None and (found := _looked_up(inner, key[place + 1 :])) is not None:
+            return found
+    return None
+
+
+def _step(step: object, steps: int) -> int:
+    if step is None:
+        return max(1, steps)
+    text = str(step).replace(",", "").removesuffix(".0")
+    return whole(
+        "step", int(text) if text.isascii() and text.isdigit() and len(text) < 20 else step, 0
+    )

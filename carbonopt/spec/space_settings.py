@@ -1,0 +1,165 @@
+"""The part `search.space` of a study file: the values of each dimension."""
+
+from typing import Annotated, Any
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    create_model,
+)
+
+from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, StatedAffects
+from carbonopt.core.values import Given, Scalar
+from carbonopt.spec.base_settings import Settings
+
+AUTO = "auto"  # stands in the place of a space
+
+
+class Choices(Settings):
+    choices: tuple[Given, ...]
+    # for a dimension of the user's own: what it affects; None: both, as far as the trials show
+    affects: StatedAffects | None = None
+
+    def violations(self) -> dict[str, bool]:
+        # in a study file 1 and true differ, though they are equal in Python
+        different = {(isinstance(choice, bool), choice) for choice in self.choices}
+        # 1 and "1" look the same in a command
+        alike = len(set(map(str, self.choices))) < len(self.choices)
+        text = f"choices must differ from each other, but got {list(self.choices)}"
+        return {
+            "choices must have at least one value": not different,
+            text: alike or len(different) < len(self.choices),
+        }
+
+
+class Range(Settings):
+    """Any value from `low` to `high`, both included."""
+
+    low: float = Field(ge=-1e12, le=1e12)
+    high: float = Field(ge=-1e12, le=1e12)
+    log: bool = False
+    step: float | None = Field(default=None, gt=0)
+    affects: StatedAffects | None = None
+
+    def violations(self) -> dict[str, bool]:
+        low, high = self.low, self.high
+        return {
+            f"`low <= high` must hold, but got low={low:g} and high={high:g}": low > high,
+            f"`low > 0` must hold with log: true, but got low={low:g}": self.log and low <= 0,
+            "step and log: true exclude each other": self.log and self.step is not None,
+            f"step must be at least a billionth of high - low, but got {self.step}": (
+                self.step is not None and self.step < (high - low) / 1e9
+            ),
+            f"step must be at most high - low, but got step={self.step}, low={low:g} and"
+            f" high={high:g}; without step the range is continuous": (
+                self.step is not None and low < high and (high - low) / self.step < 1 - 1e-9
+            ),
+        }
+
+
+class Fixed(Settings):
+    value: Given
+
+
+def _domain(raw: Any) -> Any:
+    if isinstance(raw, Choices | Range | Fixed):
+        return raw
+    if isinstance(raw, bool | int | float | str):
+        return Fixed(value=raw)
+    if isinstance(raw, dict):
+        if "choices" in raw and {"low", "high"} & raw.keys():
+            raise ValueError("must have either choices, or low and high, but has both")
+        if raw.keys() == {"value"}:  # the form in a stored study
+            return Fixed(**raw)
+        return (
+            Range.model_validate(raw, strict=True)
+            if {"low", "high"} & raw.keys()
+            else Choices(**raw)
+        )
+    raise ValueError(
+        "must be a single value, {choices: [...]} or {low: .., high: .., log: true}, but got"
+        f" {raw!r}"
+    )
+
+
+# the values that a dimension may have
+Domain = Annotated[Choices | Range | Fixed, BeforeValidator(_domain)]
+
+
+def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
+    """Return the values that a domain lists.
+
+    The result is empty for a range and for a dimension that is left out (None).
+    """
+    return (domain.value,) if isinstance(domain, Fixed) else getattr(domain, "choices", ())
+
+
+def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
+    """Return whether a domain lists another value than the given one."""
+    return any(choice != value for choice in values_of(domain))
+
+
+def _space_field(name: str) -> tuple[Any, Any]:
+    default = DIMENSIONS[name].default
+    return Domain | None, None if default is None else Fixed(value=default)
+
+
+_SPACE_FIELDS = {name: _space_field(name) for name in DIMENSION_NAMES}
+
+
+class Space(create_model("Space", __base__=Settings, **_SPACE_FIELDS)):  # type: ignore[misc]
+    """The dimensions of the search.
+
+    A dimension that is left out takes its default; a single value fixes it. Beside the dimensions
+    of the table (`core.dimensions`), a script's user may have dimensions of their own. The task
+    decides which dimensions are required.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Domain]
+
+    def __getitem__(self, name: str) -> Domain | None:
+        # getattr alone is not enough: a user's own dimension may have the name of a method.
+        return getattr(self, name) if name in DIMENSION_NAMES else self.__pydantic_extra__.get(name)
+
+    def violations(self) -> dict[str, bool]:
+        known = [
+            name for name in DIMENSION_NAMES if getattr(self[name], "affects", None) is not None
+        ]
+        rule = f"affects is for dimensions of your own: what {', '.join(known)} affects is known"
+        return {rule: bool(known)}
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of the dimensions that the user has invented."""
+        return tuple(self.__pydantic_extra__)
+
+    def domains(self) -> dict[str, Domain]:
+        """Return every dimension's domain: in the table's order, then the user's own dimensions."""
+        return {
+            name: domain
+            for name in (*DIMENSION_NAMES, *self.own)
+            if (domain := self[name]) is not None
+        }
+
+    def affects(self) -> dict[str, StatedAffects]:
+        """Return `affects` for each of the user's own free dimensions that gives it."""
+        return {
+            name: domain.affects
+            for name, domain in self.free().items()
+            if domain.affects is not None
+        }
+
+    def free(self) -> dict[str, Choices | Range]:
+        """Return the domains of the dimensions that the search may move."""
+        return {
+            name: domain for name, domain in self.domains().items() if not isinstance(domain, Fixed)
+        }
+
+
+class UnchosenSpace(Space):
+    """The space of `space: auto` before it is chosen.
+
+    `space.auto_space` chooses it once the data is prepared.
+    """

@@ -1,0 +1,179 @@
+"""A whole study file, as a frozen pydantic model.
+
+Each part refuses what it can check by itself; `StudyConfig` checks what concerns several parts.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+)
+
+from carbonopt.core.dimensions import DIMENSIONS, TrialParams
+from carbonopt.core.quality import Quality
+from carbonopt.spec.base_settings import Name, Settings
+from carbonopt.spec.carbon_settings import Carbon
+from carbonopt.spec.launch_settings import HostfileLaunch, Launch, LocalLaunch, SlurmLaunch
+from carbonopt.spec.search_settings import Budget, Confirm, Search
+from carbonopt.spec.space_settings import UnchosenSpace, may_be_other_than
+from carbonopt.spec.target_settings import TargetSettings
+from carbonopt.spec.workload_settings import Workload
+
+
+def _not_dots_only(text: str) -> str:
+    if not text.strip("."):
+        raise ValueError(
+            f"must not be of dots only, because a folder is called by it, but got {text!r}; give a"
+            " word"
+        )
+    return text
+
+
+class WandbTracking(Settings):
+    project: Name = "carbonopt"
+    entity: Name | None = None
+    mode: Literal["online", "offline"] = "offline"
+
+
+class Track(Settings):
+    wandb: WandbTracking | None = None
+    tensorboard: bool = False
+
+
+_OTHER_TOKENS = (
+    "workload.tokenizer: train_bpe learns other tokens than those that workload.model.name_or_path"
+    " was trained on; leave it out for the model's own"
+)
+
+
+class StudyConfig(Settings):
+    name: Annotated[Name, AfterValidator(_not_dots_only)]
+    workload: Workload | None = None  # a replay needs none
+    target: TargetSettings
+    search: Search
+    budget: Budget
+    # None: the answer rests on one run of each configuration
+    confirm: Confirm | None = None
+    carbon: Carbon
+    launch: Annotated[Launch, Field(discriminator="kind")] = LocalLaunch()
+    track: Track = Track()
+
+    def violations(self) -> dict[str, bool]:
+        sampler, goal, launch = self.search.sampler, self.search.goal, self.launch
+        unexpecting = (
+            "budget.until: converged needs search.sampler: carbon and search.goal: recommend,"
+            f" which alone expect something of the next trial, but got {sampler} and {goal}; give"
+            " budget.trials or another limit"
+        )
+        uncounted = self.carbon.objective == "gpu" and launch.trains and not launch.gpus
+        no_baseline = (
+            "confirm.baseline repeats search.start, but there is none; give one or leave it out"
+        )
+        # A space that is chosen gets its start with it.
+        has_start = bool(self.search.start) or isinstance(self.search.space, UnchosenSpace)
+        return {
+            no_baseline: self.confirm is not None and self.confirm.baseline and not has_start,
+            "workload is missing; only a replay can do without": (
+                self.workload is None and launch.trains
+            ),
+            _OTHER_TOKENS: self._learns_other_tokens,
+            "search.learn_from goes with search.sampler: carbon, which alone learns from it, but"
+            f" got {sampler}": (bool(self.search.learn_from) and sampler != "carbon"),
+            unexpecting: (
+                self.budget.until is not None and (sampler, goal) != ("carbon", "recommend")
+            ),
+            "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
+        }
+
+    @property
+    def _learns_other_tokens(self) -> bool:
+        """True if pretrained weights would get a tokenizer whose tokens they have never seen."""
+        if self.workload is None or self.workload.model is None or self.workload.tokenizer is None:
+            return False
+        return (
+            self.workload.model.name_or_path is not None
+            and self.workload.tokenizer.train_bpe is not None
+        )
+
+    @property
+    def quality(self) -> Quality:
+        """The quality by which trials are judged."""
+        return self.target.at().quality
+
+    @property
+    def is_script(self) -> bool:
+        """True if trials run a user's own script; False for a replay."""
+        return self.workload is not None and self.workload.is_script
+
+    @property
+    def probes(self) -> bool:
+        """True if settings can be measured by a few steps of a trial.
+
+        They can't in a replay of a table, nor with a user's script.
+        """
+        return (
+            self.search.probes
+            and self.workload is not None
+            and self.launch.trains
+            and not self.is_script
+        )
+
+    @property
+    def can_fork(self) -> bool:
+        """True if trials can be forked from a process that has imported what they need.
+
+        The trials of a user's script can where the study file asks for it.
+        """
+        if not self.is_script:
+            return True
+        assert self.workload is not None
+        return bool((self.workload.model_extra or {}).get("warm"))
+
+    def compiles(self, params: TrialParams) -> bool:
+        """Return whether a trial's first step compiles kernels or loads compiled ones."""
+        given = self.workload.training_arguments if self.workload else {}
+        if params.torch_compile or any(map(given.get, DIMENSIONS["torch_compile"].arguments)):
+            return True
+        on_gpu = bool(self.launch.gpus)
+        return params.attention_implementation == "flex_attention" or (
+            params.has_fused_output_layer and on_gpu
+        )
+
+    @property
+    def may_compile(self) -> bool:
+        """True if trials may use torch's compiler, as far as the space says.
+
+        Fused output layers use it on GPUs. A space that is yet to be chosen may have such layers.
+        """
+        space = self.search.space
+        on_gpus = isinstance(space, UnchosenSpace) or may_be_other_than(
+            space["output_layer"], "standard"
+        )
+        return may_be_other_than(space["torch_compile"], False) or (
+            bool(self.launch.gpus) and on_gpus
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that make two study files the same study.
+
+        These are all settings but the budget, the confirmation, the trackers, the carbon trace, the
+        prior studies (`search.learn_from`), and the way in which trials get their devices.
+        """
+        launch: dict[str, Any] = dict.fromkeys(("warm_start", "max_concurrent_trials"), True)
+        if isinstance(self.launch, SlurmLaunch):
+            ranks = {
+                "kind",
+                "nodes",
+                "nodes_per_trial",
+                "gpus_per_node",
+                "gpus_per_trial",
+                "cpu_ranks",
+            }
+            launch |= dict.fromkeys(SlurmLaunch.model_fields.keys() - ranks, True)
+        if isinstance(self.launch, HostfileLaunch):
+            launch |= {"hostfile": True, "hosts": {"__all__": {"name"}}}
+        parts = {"carbon": {"trace": True}, "search": {"learn_from": True}, "launch": launch}
+        return self.model_dump(
+            mode="json", exclude={"budget": True, "confirm": True, "track": True, **parts}
+        )

@@ -1,0 +1,85 @@
+"""The values that a study sends to a trial's processes: the prepared data and the trial itself."""
+
+from typing import Any
+
+from pydantic import Field
+
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.values import Frozen
+from carbonopt.spec.auto_facts import AutoSpace
+from carbonopt.spec.model_memory import ModelMemory
+from carbonopt.spec.quality_source import QualitySource
+
+
+class Prepared(Frozen):
+    """The findings of reading the data set once, before the first trial (`prepared.json`)."""
+
+    fingerprint: str  # identifies the workload; a folder prepared for another one is made again
+    # examples of an epoch, which a global batch counts: sequences, images, pairs, …
+    train_examples: int
+    eval_examples: int
+    train_tokens: int | None = None  # None: the examples have no tokens
+    # tokens that one evaluation predicts, each counted once; None: it predicts no tokens
+    eval_tokens: int | None = None
+    # tokens of each example; None: they differ, or the examples have no tokens
+    sequence_length: int | None = None
+    vocab_size: int | None = None
+    model_parameters: int | None = None  # None: a script's model is not known
+    notes: tuple[str, ...] = ()  # sentences on the data: what was left out or cut
+    versions: dict[str, str]  # versions of the packages that trials run on
+    # chosen by the GPU's memory; None: the study file or the micro batch decides
+    eval_batch_size_per_gpu: int | None = None
+    # memory of the model on a GPU; None: it is on a CPU, or could not be found out
+    memory: ModelMemory | None = None
+    auto: AutoSpace | None = None  # the chosen space, where the study file has `space: auto`
+    # bytes of each file, by its name in the folder, to detect damage
+    files: dict[str, int] = Field(default_factory=dict)
+
+
+class Program(Frozen):
+    """A user's script, which each rank runs instead of carbonopt's own training."""
+
+    argv: tuple[str, ...]
+    folder: str  # the folder in which it runs; absolute
+    environment: dict[str, str]  # variables beside those of the launch
+    starts_ranks: bool = False  # it starts ranks itself, as torchrun does, and is started once
+    # it is started on each of several machines, not on the first alone
+    on_each_machine: bool = True
+    # texts of files, by path, that are written before it starts
+    files: dict[str, str] = Field(default_factory=dict)
+    # where its quality is read; None: the script reports or prints it
+    quality_from: QualitySource | None = None
+    # it gets its rank even where it is alone, and accelerate isn't set to use a CPU
+    uses_deepspeed: bool = False
+    # it surely reports its steps: what it does before its first report is no training
+    has_lines: bool = False
+    # it is a Python script whose trials can be forked from a process that has imported its imports
+    warm: bool = False
+
+
+class TrialSpec(Frozen):
+    """Everything that a trial's process needs to know, sent to it as JSON.
+
+    Paths are absolute.
+    """
+
+    number: int
+    attempt: int
+    seed: int
+    params: TrialParams
+    repeat_of: int | None = None  # the trial whose configuration it repeats with another seed
+    workload: dict[str, Any]  # `Workload`, dumped
+    prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
+    trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model
+    saves_model: bool = False  # True if it saves its model, into `model`
+    # a probe ends after so many seconds of steps beside the first; None: this is a trial
+    probe_s: float | None = None
+    program: Program | None = None  # None: carbonopt trains
+
+    @property
+    def output_dir(self) -> str:
+        """The folder that a script writes into.
+
+        Each attempt has its own, so that none goes on from another's checkpoints.
+        """
+        return f"{self.trial_dir}/output" + (f"-{self.attempt}" if self.attempt > 1 else "")

@@ -1,0 +1,537 @@
+"""A study in its Optuna storage.
+
+The storage is the only source: everything that a report needs is written and read here.
+"""
+
+import functools
+import json
+import sqlite3
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, Trial
+from optuna.trial import TrialState as OptunaState
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+
+from carbonopt.core.errors import BadInput, CarbonoptError, first_error
+from carbonopt.core.files import is_folder
+from carbonopt.core.quality import Target
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.storage import workers
+from carbonopt.storage.folder import is_locked
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.url import RESTORE, first_line, stored_pointer, what_is_wrong
+
+COST = "emissions_kg_co2e"  # the first objective; the second one is the target's quality
+CONSTRAINT = "shortfall of the target"  # feasible at 0 and below (see `Target.shortfall`)
+# Attributes of a trial that repeats another trial's configuration.
+REPEAT_OF, SEED = (
+    "repeat of",
+    "seed",
+)
+_PROBE = "probe "  # prefix of a study's attributes for probes, followed by the probe's number
+# Violation of a trial whose quality is unknown: that of e^10 times a target perplexity.
+WORST_VIOLATION = 10.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a study at one moment."""
+
+    data: StudyData
+    trials: list[FrozenTrial]  # Optuna's trials, by number
+
+    def finished_count(self) -> int:
+        """Count the search's finished trials, without repeats."""
+        return self._count(lambda state: state.is_finished())
+
+    def running_count(self) -> int:
+        """Count the search's running trials, without repeats."""
+        return self._count(lambda state: state == OptunaState.RUNNING)
+
+    def _count(self, of: Callable[[OptunaState], bool]) -> int:
+        return sum(of(trial.state) and REPEAT_OF not in trial.user_attrs for trial in self.trials)
+
+    def next_number(self) -> int:
+        """Return the number that the next proposal will have."""
+        return min(
+            (trial.number for trial in self.trials if trial.state == OptunaState.WAITING),
+            default=len(self.trials),
+        )
+
+    def interrupted(self, number: int) -> TrialRecord | None:
+        """Return the record of a trial's earlier attempts; None before its first attempt."""
+        attribute = (
+            self.trials[number].user_attrs.get("record") if number < len(self.trials) else None
+        )
+        return None if attribute is None else TrialRecord.from_json(attribute)
+
+
+class StudyStorage:
+    """One study in its storage. The `study` attribute is the Optuna study, for proposals."""
+
+    def __init__(self, storage: RDBStorage, name: str) -> None:
+        self.study, self._storage = optuna.load_study(study_name=name, storage=storage), storage
+        # Records of finished trials, which nobody changes any more.
+        self._ended: dict[int, TrialRecord] = {}
+
+    @classmethod
+    def load(cls, storage: RDBStorage, name: str) -> "StudyStorage | None":
+        """Load a study by its name; return None if there is none, or `create` was killed in it."""
+        with _readable(f"study {name!r}"):
+            if name not in optuna.get_all_study_names(storage):
+                return None
+            found = cls(storage, name)
+            return None if found._is_half_made else found
+
+    @property
+    def _is_half_made(self) -> bool:
+        own = (self.study.metric_names or [""])[0] == COST
+        return own and not self._trials and "provenance" not in self.study.user_attrs
+
+    @classmethod
+    def of_folder(cls, storage: RDBStorage, paths: StudyPaths) -> "StudyStorage":
+        """Load the study of a folder.
+
+        Raises BadInput if the storage is damaged, or doesn't hold the study, or holds several and
+        the folder doesn't say which.
+        """
+        pointer = stored_pointer(paths)
+        with _readable(str(paths.root)):
+            studies = [study for study in storage.get_all_studies() if "config" in study.user_attrs]
+            names = [
+                study.study_name
+                for study in studies
+                if pointer is None or study.study_name == pointer["study"]
+            ]
+            if len(names) == 1:
+                return cls(storage, names[0])
+        must = f"the storage of {paths.root} must hold one study of carbonopt's, but holds"
+        if names:
+            raise BadInput(f"{must} {len(names)}.")
+        if is_locked(paths):
+            raise BadInput(
+                f"{must} none yet: the command that works on it prepares its first trial; try again"
+                " later."
+            )
+        ended = "its run ended before the first trial (type the same command again)"
+        raise BadInput(f"{must} none: it is damaged ({RESTORE}), or {ended}.")
+
+    @classmethod
+    def create(
+        cls, storage: RDBStorage, config: StudyConfig, provenance: Provenance
+    ) -> "StudyStorage":
+        quality = config.quality
+        study = optuna.create_study(
+            study_name=config.name,
+            storage=storage,
+            directions=["minimize", quality.direction],
+            load_if_exists=True,
+        )
+        with warnings.catch_warnings(
+            action="ignore", category=optuna.exceptions.ExperimentalWarning
+        ):
+            study.set_metric_names([COST, quality.name])
+        made = cls(storage, config.name)
+        made.refresh(config, provenance)
+        return made
+
+    def refresh(self, config: StudyConfig, provenance: Provenance) -> None:
+        """Store the present study file, whose budget may have grown, and the provenance."""
+        self.study.set_user_attr("config", config.model_dump(mode="json"))
+        self.study.set_user_attr("provenance", provenance.model_dump(mode="json"))
+
+    def check_same(self, config: StudyConfig, where: str, *, joins: bool) -> None:
+        """Raise BadInput if the storage holds another study, naming the first key that differs.
+
+        With `joins`, `launch` may differ, for a worker that brings devices of its own.
+        """
+        with _readable(f"study {config.name!r}"):
+            is_ours = "config" in self.study.user_attrs
+        if not is_ours:
+            raise BadInput(
+                f"{where} holds a study {config.name!r} that carbonopt did not make; rename yours."
+            )
+        stored, given = self.read().config.identity(), config.identity()
+        if joins:
+            stored, given = ({**identity, "launch": None} for identity in (stored, given))
+        if difference := _first_difference(stored, given):
+            advice = "Give another --out (or another name), or restore the study file"
+            keys = (
+                "budget, confirm, track, carbon.trace, search.learn_from, launch.warm_start and"
+                " launch.max_concurrent_trials"
+            )
+            raise BadInput(
+                f"{where} holds another study: {difference}. {advice}; only {keys} may change."
+            )
+
+    def set_prepared(self, prepared: Prepared) -> None:
+        self.study.set_user_attr("prepared", prepared.model_dump(mode="json"))
+
+    def set_inputs(self, files: tuple[InputFile, ...]) -> None:
+        """Store the input files as one text, for the same reason as the trace in `set_trace`."""
+        self.study.set_user_attr("inputs", json.dumps([file.model_dump() for file in files]))
+
+    def set_trace(self, trace: CarbonTrace | None) -> None:
+        """Store the trace as one text.
+
+        If it were a list, Optuna would copy a year of hours each time that the study is read.
+        """
+        self.study.set_user_attr("trace", None if trace is None else trace.model_dump_json())
+
+    def set_ended(self, why: str | None) -> None:
+        self.study.set_user_attr("ended", why)
+
+    def set_session(self, ledger: SessionLedger) -> None:
+        """Store a session's ledger under its worker, so that it overwrites no other session's."""
+        self.study.set_user_attr(f"session {ledger.worker}", ledger.model_dump(mode="json"))
+
+    def set_probe(self, record: TrialRecord) -> None:
+        """Store a probe's record under its number; called repeatedly while the probe runs."""
+        self.study.set_user_attr(f"{_PROBE}{record.trial}", record.as_json())
+
+    def workers(self) -> frozenset[str]:
+        """Return the names of the live workers."""
+        return workers.living(self._storage, self.study.study_name)
+
+    def read(self) -> StudyData:
+        """Read the whole study; raise BadInput if the stored data is not what carbonopt writes."""
+        return self.snapshot().data
+
+    def snapshot(self, living: Collection[str] | None = None) -> Snapshot:
+        """Read the whole study with Optuna's trials.
+
+        `living` has the live workers, which may run trials; None: they are read from the storage.
+        Raises BadInput if the stored data is not what carbonopt writes.
+        """
+        with _readable(f"study {self.study.study_name!r}"):
+            living = self.workers() if living is None else living
+            attributes, trials = self.study.user_attrs, self._trials
+            prepared, trace, inputs = (
+                attributes.get(key) for key in ("prepared", "trace", "inputs")
+            )
+            config = StudyConfig.model_validate(attributes["config"])
+            data = StudyData(
+                config=config,
+                records=self._records(trials, config, living),
+                sessions=_sessions(attributes),
+                probes=_probes(attributes, living),
+                provenance=Provenance.model_validate(attributes["provenance"]),
+                prepared=None if prepared is None else Prepared(**prepared),
+                trace=None if trace is None else CarbonTrace.model_validate_json(trace),
+                inputs=None if inputs is None else _input_files(inputs),
+                ended=attributes.get("ended"),
+            )
+        return Snapshot(data, trials)
+
+    def _records(
+        self, trials: Sequence[FrozenTrial], config: StudyConfig, living: Collection[str]
+    ) -> tuple[TrialRecord, ...]:
+        """Return the records of all trials that were begun.
+
+        Raises BadInput if a trial is missing, without which another one may be recommended, or if a
+        trial's parameters are missing.
+        """
+        if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
+            raise BadInput(f"trial {missing[0]} is missing")
+        records, free = [], config.search.space.free().keys()
+        for trial in trials:
+            if (record := self._ended.get(trial.number)) is None:
+                if trial.state.is_finished() and not free <= trial.params.keys():
+                    raise BadInput(f"trial {trial.number} has lost its parameters")
+                if (record := _record(trial, living)) is None:
+                    continue
+                if record.repeat_of is not None and record.repeat_of >= len(trials):
+                    raise BadInput(
+                        f"trial {record.trial} repeats trial {record.repeat_of}, which is not there"
+                    )
+                if trial.state.is_finished():
+                    self._ended[trial.number] = record
+            records.append(record)
+        return tuple(records)
+
+    @property
+    def _trials(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def queue_repeat(self, number: int, seed: int) -> None:
+        """Queue a repeat of a trial's configuration, unless a repeat is waiting already."""
+        trials = self._trials
+        if not any(
+            trial.state == OptunaState.WAITING and REPEAT_OF in trial.user_attrs for trial in trials
+        ):
+            self.study.enqueue_trial(
+                dict(trials[number].params), user_attrs={REPEAT_OF: number, SEED: seed}
+            )
+
+    def save_progress(self, trial: Trial, record: TrialRecord) -> None:
+        """Store a running trial's record so far, in case this process dies."""
+        trial.set_user_attr("record", record.as_json())
+
+    def tell(self, trial: Trial, record: TrialRecord, target: Target) -> None:
+        """Finish a trial in Optuna.
+
+        Only a complete trial has values; from others the sampler learns by the constraint. Optuna's
+        state FAIL is not used, since its samplers propose failed trials again (optuna #332, #2864);
+        the state in the record counts.
+        """
+        self.save_progress(trial, record)
+        trial.set_user_attr("state", record.state.value)
+        trial.set_user_attr(
+            "configuration", ", ".join(f"{k}={v}" for k, v in record.params.as_record().items())
+        )
+        if record.stop_reason:
+            trial.set_user_attr("stop reason", record.stop_reason.value)
+        trial.set_constraint(CONSTRAINT, violation(record, target))
+        if record.state == TrialState.COMPLETE:
+            assert record.emissions_kg_co2e is not None and record.value is not None
+            self.study.tell(trial, [record.emissions_kg_co2e, record.value])
+        else:
+            self.study.tell(trial, state=OptunaState.PRUNED)
+
+    def requeue(self, trial: Trial, record: TrialRecord) -> None:
+        """Queue an interrupted trial again: the next run repeats it under its number."""
+        self.save_progress(trial, record)
+        self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
+
+    def recover(self, living: Collection[str]) -> Snapshot:
+        """Queue the trials that dead workers left running, end their probes, and read the study.
+
+        Their records keep the energy that was stored. The caller holds the workers' lock (see
+        `Lease.lock`), in which a worker that begins a trial also stores that it runs it.
+        """
+        seen = self.snapshot(living)
+        records = {record.trial: record for record in seen.data.records}
+        left = [trial for trial in seen.trials if trial.state == OptunaState.RUNNING]
+        left = [
+            trial
+            for trial in left
+            if (own := records.get(trial.number)) is None or own.worker not in living
+        ]
+        for trial in left:
+            if (record := records.get(trial.number)) is not None:
+                self._storage.set_trial_user_attr(trial._trial_id, "record", record.as_json())
+            self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
+        interrupted = [
+            probe for probe in seen.data.probes if probe.stop_reason is StopReason.INTERRUPTED
+        ]
+        stored = self.study.user_attrs if interrupted else {}
+        for probe in interrupted:
+            if probe.as_json() != stored[f"{_PROBE}{probe.trial}"]:
+                self.set_probe(probe)
+        return self.snapshot(living) if left else seen
+
+
+def check_folder_is_free(storage: RDBStorage, paths: StudyPaths, name: str) -> None:
+    """Raise BadInput if a folder holds another study.
+
+    Studies with different names can have the same default folder.
+    """
+    pointer = stored_pointer(paths)
+    with _readable(str(paths.root)):
+        held = optuna.get_all_study_names(storage)
+    there = [pointer["study"]] if pointer is not None else held if paths.storage.exists() else []
+    if there and name not in there:
+        raise BadInput(
+            f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own: --out"
+            " DIR."
+        )
+    if paths.trials.exists() and name not in held:
+        lost = f"{paths.root} holds trials, but its storage has no study {name!r}"
+        raise BadInput(f"{lost}; restore the storage from a copy, or give another --out.")
+
+
+@contextmanager
+def _readable(whose: str) -> Iterator[None]:
+    """Turn errors of reading within the context into BadInput, as they mean a damaged storage.
+
+    SQLite, Optuna and pydantic have errors of their own for it.
+    """
+    try:
+        yield
+    except (
+        optuna.exceptions.OptunaError, SQLAlchemyError, BadInput,
+        ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
+        ValueError,
+    ) as error:  # fmt: skip
+        cause = (
+            error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        )
+        if isinstance(cause, SQLAlchemyError):
+            raise BadInput(f"the storage of {whose} {what_is_wrong(cause)}.") from error
+        raise BadInput(
+            f"the storage of {whose} is damaged: {_reason(error)}; {RESTORE}."
+        ) from error
+
+
+@contextmanager
+def written(whose: Path) -> Iterator[None]:
+    """Turn errors of writing within the context into CarbonoptError.
+
+    They mean no damage, but a full disk or a missing server. All that was stored before stays,
+    unless somebody has removed the study's folder.
+    """
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        if not is_folder(whose):
+            raise CarbonoptError(
+                f"{whose} was removed while carbonopt worked in it, with what it held; the same"
+                " command begins a new study."
+            ) from error
+        said: BaseException = error
+        while said.__cause__ is not None:  # down to the error of the database's driver
+            said = said.__cause__
+        why = (
+            f"the storage of {whose} can't be written to ({' '.join(str(said).split())}); when it"
+            " can,"
+        )
+        if getattr(said, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            why = f"no space left for the storage of {whose}; make room and"
+        raise CarbonoptError(f"{why} type the same command again.") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return first_error(error).removesuffix(".")
+    if isinstance(error, BadInput):
+        return first_line(error)
+    if isinstance(error, RecursionError):
+        return "a value in it is nested too deeply"
+    if not str(error).strip():
+        return f"a value in it is impossible ({type(error).__name__})"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def violation(record: TrialRecord, target: Target) -> float:
+    """Return by how much a trial's last known quality misses the target (`Target.shortfall`).
+
+    It is at most WORST_VIOLATION.
+    """
+    if record.state not in (TrialState.COMPLETE, TrialState.PRUNED):
+        return WORST_VIOLATION
+    if record.evals == () and record.value is None:
+        # The cap stopped it before its first evaluation, so that nothing speaks against its
+        # quality.
+        return 0.0
+    last = record.evals[-1].value if record.evals else record.value
+    shortfall = WORST_VIOLATION if last is None else target.shortfall(last)
+    if record.stop_reason == StopReason.TARGET:
+        shortfall = max(shortfall, 1e-6)
+    return min(shortfall, WORST_VIOLATION)
+
+
+@functools.lru_cache(maxsize=1)
+def _input_files(noted: str) -> tuple[InputFile, ...]:
+    """Parse the stored input files, once for all reads of the study: a folder can have many."""
+    return tuple(InputFile(**file) for file in json.loads(noted))
+
+
+def _record(trial: FrozenTrial, living: Collection[str]) -> TrialRecord | None:
+    """Return the record of a trial; None if it is queued, or has only just begun."""
+    attribute = trial.user_attrs.get("record")
+    if attribute is None:
+        if trial.state.is_finished():
+            raise BadInput(f"trial {trial.number} has ended, but has no record")
+        return None
+    try:
+        record = TrialRecord.from_json(attribute)
+    except ValidationError as error:
+        raise BadInput(f"trial {trial.number}: {_reason(error)}") from error
+    if record.trial != trial.number:
+        raise BadInput(f"trial {trial.number} has the record of trial {record.trial}")
+    for name, value in trial.params.items():
+        if (recorded := record.params.value(name)) != value:
+            raise BadInput(
+                f"trial {trial.number} ran {name} {value}, but its record says {recorded}"
+            )
+    if trial.state.is_finished():
+        _check_ended(record, trial)
+    return _as_ended(record, living)
+
+
+def _sessions(attributes: Mapping[str, Any]) -> tuple[SessionLedger, ...]:
+    """Return the sessions' ledgers in the order in which the sessions began."""
+    ledgers = (
+        SessionLedger(**ledger)
+        for key, ledger in sorted(attributes.items())
+        if key.startswith("session ")
+    )
+    return tuple(sorted(ledgers, key=lambda ledger: ledger.started_at))
+
+
+def _probes(attributes: Mapping[str, Any], living: Collection[str]) -> tuple[TrialRecord, ...]:
+    """Return the probes' records by number; raise BadInput for a damaged record."""
+    stored = {key: own for key, own in attributes.items() if key.startswith(_PROBE)}
+    probes = (_as_ended(_probe(key, own), living) for key, own in stored.items())
+    return tuple(sorted(probes, key=lambda record: record.trial))
+
+
+def _probe(key: str, own: Any) -> TrialRecord:
+    try:
+        record = TrialRecord.from_json(own)
+    except (ValidationError, AttributeError, LookupError, TypeError) as error:
+        raise BadInput(f"{key}: {_reason(error)}") from error
+    if key != f"{_PROBE}{record.trial}":
+        raise BadInput(f"{key} has the record of probe {record.trial}")
+    if record.state is TrialState.COMPLETE or (
+        record.stop_reason is StopReason.PROBE and record.energy_kwh is None
+    ):
+        raise BadInput(
+            f"{key} can't have ended as its record says ({record.state.value}, without energy_kwh)"
+        )
+    return record
+
+
+def _as_ended(record: TrialRecord, living: Collection[str]) -> TrialRecord:
+    """Return a record, changed to interrupted if its trial runs but its worker doesn't."""
+    if record.state == TrialState.RUNNING and record.worker not in living:
+        return record.model_copy(
+            update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED}
+        )
+    return record
+
+
+def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
+    """Raise BadInput if a finished trial's record and Optuna's trial don't agree.
+
+    They must have the same final state, and for a complete trial the same values to rank it by.
+    """
+    complete = trial.state == OptunaState.COMPLETE
+    if record.state == TrialState.RUNNING or complete != (record.state == TrialState.COMPLETE):
+        raise BadInput(
+            f"trial {record.trial} has ended otherwise than its record says ({record.state.value})"
+        )
+    if complete and trial.values is None:
+        raise BadInput(f"trial {record.trial} has lost its values")
+    if complete and record.energy_kwh is None:
+        raise BadInput(f"trial {record.trial} is complete, but its record has no energy_kwh")
+    recorded = ((COST, record.emissions_kg_co2e), (record.quality.name, record.value))
+    for (name, value), ranked_by in zip(recorded, trial.values or (), strict=False):
+        if value != ranked_by:
+            raise BadInput(
+                f"trial {record.trial} was ranked by {name} {ranked_by}, but its record has {value}"
+            )
+
+
+def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
+    if isinstance(stored, dict) and isinstance(given, dict):
+        keys = sorted(stored.keys() | given.keys())
+        differences = (
+            _first_difference(stored.get(k), given.get(k), f"{path}.{k}" if path else k)
+            for k in keys
+        )
+        return next(filter(None, differences), None)
+    if stored == given:
+        return None
+    return f"{path} is {given!r} now, but {stored!r} in the study that is there"

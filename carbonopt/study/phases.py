@@ -1,0 +1,204 @@
+"""Divides a trial's energy into phases and stages.
+
+The work that a script does after its last step is kept apart from its training.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from carbonopt.core.trial import TRIAL_PHASES, Phase, Stage
+from carbonopt.energy.meter import Meter
+from carbonopt.energy.meter_reading import Reading
+
+# Shortest work after a step that counts as a stage of its own: readings are 0.05 s apart.
+SHORTEST_S = 0.1
+# Interval and largest number of the readings that are kept after a step. The next step is reported
+# within 0.5 s of its end, or later if it is a longer one.
+_READINGS_EVERY_S = 0.1
+_MOST_READINGS = 16
+
+
+@dataclass
+class TrialPhases:
+    """The phases and stages of one trial, with the energy of each.
+
+    A user's script reports its steps, but not what it does between them. The time between two steps
+    counts as training. The time after the last step does not, whatever total the script has
+    reported; it is moved to another stage at the end.
+    """
+
+    meter: Meter
+    phase: Phase = Phase.SETUP
+    stage: Stage = Stage.IMPORTS
+    stages: dict[Stage, dict[str, float]] = field(default_factory=dict)  # fields of StageCost
+    _closed_at_s: float = field(init=False)  # end of the last stage that has ended
+    _closed_kwh: float = 0.0  # energy of the stages that have ended
+    # Durations of the stages that have ended since the meter last had a new reading.
+    _unread_s: dict[Stage, float] = field(default_factory=dict)
+    _has_stepped: bool = False
+    # Readings of TRAIN, first at the last step that was reported, then since.
+    _readings: list[Reading] = field(default_factory=list)
+    _seen: tuple[Phase, Reading] = field(init=False)  # the phase at the last look, and its reading
+    # The phase's reading when it was entered, or up to where a later part of it was claimed.
+    _window: Reading = field(default_factory=Reading)
+
+    def __post_init__(self) -> None:
+        self._seen = self.phase, self.meter.running(self.phase)
+        self._closed_at_s = time.monotonic() - self._seen[1].duration_s
+
+    @property
+    def train_kwh(self) -> float:
+        """The energy of the training so far, including the work after its last step."""
+        return self.meter.running(Phase.TRAIN).total_kwh
+
+    @property
+    def stepped_kwh(self) -> float:
+        """The energy of the training up to the last step that was reported."""
+        return self._readings[0].total_kwh if self._readings else 0.0
+
+    def enter(self, phase: Phase, stage: Stage | None = None) -> None:
+        """Enter a phase, and the given stage or else the one that the phase begins with."""
+        if phase is self.phase:
+            if stage not in (None, self.stage):
+                self.begin(stage)
+            return
+        before = self.meter.running(phase)
+        self.meter.enter(phase)
+        self.phase = phase
+        # On a busy machine the phase has lasted for a while by now. The stage before it ended where
+        # the phase began, so that the stages of a phase add up to it.
+        self._window = self.meter.running(phase)
+        begun_s = time.monotonic() - (self._window.duration_s - before.duration_s)
+        spent = [self.meter.running(each) for each in TRIAL_PHASES if each is not phase]
+        spent += [before] if phase in TRIAL_PHASES else []
+        self._begin(stage or self._usual(phase), begun_s, spent)
+
+    def _usual(self, phase: Phase) -> Stage:
+        """Return the stage with which a phase begins."""
+        training = Stage.STEPS if self._has_stepped else Stage.COMPILE
+        usual = {Phase.TRAIN: training, Phase.EVAL: Stage.EVALUATION, Phase.SETUP: Stage.TEARDOWN}
+        return usual.get(phase, self.stage)
+
+    def begin(self, stage: Stage) -> None:
+        """Begin a stage of the same phase now."""
+        spent = [self.meter.running(phase) for phase in TRIAL_PHASES]
+        self._begin(stage, time.monotonic(), spent)
+
+    def _begin(self, stage: Stage, at_s: float, spent: Sequence[Reading]) -> None:
+        """Begin a stage, at that time and after these readings of the trial's phases.
+
+        The stage before gets all the energy since it began, so that stages add up to the trial.
+        """
+        spent_kwh = math.fsum(reading.total_kwh for reading in spent)
+        self._close(at_s - self._closed_at_s, spent_kwh - self._closed_kwh)
+        self._closed_at_s = at_s
+        self._closed_kwh = spent_kwh
+        self.stage = stage
+        self._has_stepped |= stage is Stage.STEPS
+
+    def _close(self, duration_s: float, energy_kwh: float) -> None:
+        """Add time and energy to the stage that ends.
+
+        Stages that were too short for a reading share the energy of the next one by their time.
+        """
+        whole_s = math.fsum([duration_s, *self._unread_s.values()])
+        if energy_kwh <= 0.0 or whole_s <= 0.0:
+            if 0.0 < duration_s < SHORTEST_S:  # in a longer stage without energy nothing ran
+                self._unread_s[self.stage] = self._unread_s.get(self.stage, 0.0) + duration_s
+            self._add(self.stage, duration_s, energy_kwh)
+            return
+        for stage, unread_s in self._unread_s.items():
+            self._add(stage, 0.0, energy_kwh * unread_s / whole_s)
+        self._add(self.stage, duration_s, energy_kwh * duration_s / whole_s)
+        self._unread_s.clear()
+
+    def _add(self, stage: Stage, duration_s: float, energy_kwh: float) -> None:
+        before = self.stages.setdefault(stage, {"duration_s": 0.0, "energy_kwh": 0.0})
+        before["duration_s"] += duration_s
+        before["energy_kwh"] += energy_kwh
+
+    def stepped(self, ago_s: float) -> None:
+        """Note that a step of the script ended so many seconds ago."""
+        if self.phase is not Phase.TRAIN:
+            return
+        now = self.meter.running(Phase.TRAIN)
+        ended_at_s = now.duration_s - ago_s
+        earlier = next(
+            (one for one in reversed(self._readings) if one.duration_s <= ended_at_s), self._window
+        )
+        later = next((one for one in self._readings if one.duration_s > ended_at_s), now)
+        length_s = later.duration_s - earlier.duration_s
+        share = (
+            min(1.0, max(0.0, ended_at_s - earlier.duration_s) / length_s) if length_s > 0 else 1.0
+        )
+        at_step = earlier + later.part_since(earlier, share)
+        self._readings = [
+            at_step,
+            *(one for one in self._readings if one.duration_s > at_step.duration_s),
+        ]
+
+    def look(self) -> None:
+        """Read the meter between events, so that later steps can be dated among the readings."""
+        self._seen = self.phase, self.meter.running(self.phase)
+        if self.phase is Phase.TRAIN and self._readings and len(self._readings) < _MOST_READINGS:
+            now = self.meter.running(Phase.TRAIN)
+            if now.duration_s - self._readings[-1].duration_s >= _READINGS_EVERY_S:
+                self._readings.append(now)
+
+    def stand_still(self, share: float) -> None:
+        """Count a share of the energy since the last look as GAP, because the trial did not run."""
+        phase, before = self._seen
+        if phase is self.phase:
+            part = self.meter.running(phase).part_since(before, share)
+            self.meter.move(part, phase, Phase.GAP)
+            self._closed_at_s += part.duration_s
+
+    def claim(self, phase: Phase, stage: Stage) -> None:
+        """Count the work since the last step, or the last change of phase, as another stage.
+
+        It has only now become known that the stage began there. If a script makes more steps than
+        it announced, what counted as work after the training becomes training again.
+        """
+        if self.phase is Phase.TRAIN:
+            begin = max([self._window, *self._readings[:1]], key=lambda reading: reading.duration_s)
+            self._take_since(begin, phase, stage)
+        elif phase is Phase.TRAIN and self.stage is Stage.AFTER:
+            part = self.meter.running(self.phase).part_since(self._window)
+            self.meter.move(part, self.phase, Phase.TRAIN)
+            self.begin(self.stage)  # adds to the stage what it has used so far
+            self._add(self.stage, -part.duration_s, -part.total_kwh)
+            self._add(stage, part.duration_s, part.total_kwh)
+
+    def end(self) -> None:
+        """Count the work after the last step as no training, over all windows of the phase.
+
+        Nothing changes if no step was reported.
+        """
+        if self._readings:
+            self._take_since(self._readings[0], Phase.SETUP, Stage.AFTER)
+
+    def join_as_training(self, whole: Reading) -> None:
+        """Count all stages as training steps, because the script has none of carbonopt's lines."""
+        self.stages = {Stage.STEPS: {"duration_s": whole.duration_s, "energy_kwh": whole.total_kwh}}
+
+    def _take_since(self, begin: Reading, phase: Phase, stage: Stage) -> None:
+        part = self.meter.running(Phase.TRAIN).part_since(begin)
+        if part.duration_s < SHORTEST_S:
+            return
+        self.meter.move(part, Phase.TRAIN, phase)
+        self.begin(self.stage)  # adds to the stage what it has used so far
+        taken = {"duration_s": part.duration_s, "energy_kwh": part.total_kwh}
+        # Taken from the latest stage first, and never more than a stage has.
+        for trained in (Stage.STEPS, Stage.COMPILE):
+            has = self.stages.get(trained, {})
+            for name, amount in has.items():
+                moved = min(amount, taken[name])
+                has[name] -= moved
+                taken[name] -= moved
+        self._add(
+            stage, part.duration_s - taken["duration_s"], part.total_kwh - taken["energy_kwh"]
+        )
+        self._window = begin
+        del self._readings[1:]

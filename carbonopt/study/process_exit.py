@@ -1,0 +1,44 @@
+"""The reason why a trial's processes have ended, by their exit code and what they printed."""
+
+from pathlib import Path
+
+from carbonopt.core.last_error import last_error
+
+SIGNALLED = 128
+_SIGBUS = SIGNALLED + 7
+
+# Printed where PyTorch's threads are still at work when Python ends (pytorch issue 190489).
+_STILL_CONNECTED = "terminate called without an active exception"
+
+
+def how_they_ended(code: int, said: str) -> str:
+    """Describe how processes ended, by their exit code and the error that they printed.
+
+    Args:
+        code: Exit code as a shell reports it: 128 plus the number of a signal that ended them.
+        said: What the processes printed.
+    """
+    ended = (
+        f"were ended by signal {code - SIGNALLED}"
+        if code > SIGNALLED
+        else f"ended with code {code}"
+    )
+    if code == _SIGBUS:
+        ended += (
+            " (SIGBUS: /dev/shm is too small; give the container a larger one, such as"
+            " --shm-size=8g)"
+        )
+    if _STILL_CONNECTED in said:
+        ended += (
+            " (PyTorch's ranks were still connected when Python ended; call"
+            " torch.distributed.destroy_process_group() at the script's end)"
+        )
+    last = last_error(said)
+    return f"its processes {ended}" + (f": {last}" if last else "")
+
+
+def host_oom_kills() -> int:
+    """Return how many processes the kernel's OOM killer has killed since boot; 0 if not known."""
+    vmstat = Path("/proc/vmstat")
+    lines = vmstat.read_text().splitlines() if vmstat.exists() else []  # not Linux
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -1,0 +1,209 @@
+"""Checks of a study that can be made before anything is started."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optuna.trial import FrozenTrial
+
+from carbonopt.carbon.intensity import reference_intensity
+from carbonopt.carbon.trace import read_trace
+from carbonopt.core.errors import BadInput
+from carbonopt.core.extras import check_installed
+from carbonopt.core.units import emissions_kg_co2e
+from carbonopt.core.values import Scalar
+from carbonopt.engines.engine import Engine
+from carbonopt.engines.kinds import ENGINES
+from carbonopt.space.auto_space import advised, choose
+from carbonopt.space.search_space import SearchSpace, lowest
+from carbonopt.spec.auto_facts import AutoSpace, Facts, known_facts
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import UnchosenSpace
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import CarbonTrace, Intensity
+from carbonopt.spec.trial_spec import Prepared
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.pipeline_storage import read_study
+from carbonopt.study.input_files import input_files, workload_fingerprint
+from carbonopt.train.data.rows import check_columns
+from carbonopt.train.tasks.task import task_for
+
+
+@dataclass(frozen=True)
+class CheckedStudy:
+    """A valid study file, with all that can be known of the study without starting anything."""
+
+    config: StudyConfig
+    space: SearchSpace
+    intensity: Intensity
+    start: dict[str, Scalar] | None
+    trace: CarbonTrace | None
+    engine: Engine  # can be used for one run
+    earlier: tuple[list[FrozenTrial], ...] = ()  # trials of the prior studies in search.learn_from
+    # The chosen space with `space: auto`, as far as it is known before the preparation.
+    auto: AutoSpace | None = None
+    # Facts about the training that the study file has; None: it describes no training.
+    facts: Facts | None = None
+    notes: tuple[str, ...] = ()  # notes on settings that may not be what was meant
+    tells_steps: bool = True  # False: a script that has none of carbonopt's lines
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the search space is known, False if it is still to be chosen."""
+        return not isinstance(self.config.search.space, UnchosenSpace)
+
+    def emissions_kg_co2e(self, energy_kwh: float) -> float:
+        """Return the emissions of an energy, at the study's intensity and PUE."""
+        carbon = self.config.carbon
+        return emissions_kg_co2e(energy_kwh, self.intensity.g_co2e_per_kwh, carbon.pue)
+
+    def in_slot(self, slot: int) -> "CheckedStudy":
+        """Return the study with an engine of its own for the worker in another slot."""
+        return replace(self, engine=ENGINES[self.config.launch.kind](self.config, slot))
+
+    def advised(self, prepared: Prepared | None) -> dict[str, float]:
+        """Return the batch size and learning rate that the literature advises (`CarbonSampler`)."""
+        if self.auto is not None:
+            return advised(self.auto.facts)
+        if self.facts is None or prepared is None:
+            return {}
+        lora_ranks = self.space.space["lora_rank"]
+        adapts = lora_ranks is not None and int(lowest(lora_ranks)) > 0
+        known = {
+            "adapts": adapts if self.facts.pretrained else None,
+            "parameters": prepared.model_parameters,
+            "train_tokens": prepared.train_tokens,
+        }
+        return advised(
+            self.facts.model_copy(update={**known, "train_examples": prepared.train_examples})
+        )
+
+    def earlier_placed(self) -> list[int]:
+        """Count, for each prior study, the trials that can be mapped to this study's space."""
+        # Imported here, because it takes half a second.
+        from carbonopt.search.candidates import movable
+        from carbonopt.search.models.features import comparable
+        from carbonopt.search.observation import observe
+        from carbonopt.search.strategy import distributions
+
+        searched, quality = movable(distributions(self.space)), self.config.quality
+        observed = (
+            [observation for trial in trials if (observation := observe(trial, quality))]
+            for trials in self.earlier
+        )
+        return [sum(comparable(trial.params, searched) for trial in trials) for trials in observed]
+
+    def settled(self, auto: AutoSpace) -> "CheckedStudy":
+        """Return the study with a chosen space, as if the study file had named it."""
+        search = self.config.search.model_copy(update={"space": auto.space, "start": auto.start})
+        space = replace(self.space, space=auto.space)
+        config = self.config.model_copy(update={"search": search})
+        return replace(
+            self, config=config, space=space, start=space.start_values(auto.start), auto=auto
+        )
+
+
+def as_prepared(checked: CheckedStudy, folder: Path) -> CheckedStudy:
+    """Return the study with the space that its preparation chose, if `folder` has been prepared."""
+    if checked.is_settled:
+        return checked
+    fingerprint = workload_fingerprint(checked.config, input_files(checked.config), auto=True)
+    prepared = PreparedFolder(folder).made_for(fingerprint)
+    return checked if prepared is None or prepared.auto is None else checked.settled(prepared.auto)
+
+
+def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
+    """Make all checks of a study that start nothing and write nothing.
+
+    Args:
+        gets_weights: Whether the study is a step of a pipeline that continues another step's
+            training, whatever its own file says of the model.
+
+    Raises:
+        BadInput: If something in the study file is wrong.
+    """
+    task = None if config.workload is None else task_for(config.workload.model_dump(mode="json"))
+    own = task is not None and task.own_dimensions
+    dimensions, ranks, on_gpu, auto = (
+        config.search.space,
+        config.launch.world_size,
+        bool(config.launch.gpus),
+        None,
+    )
+    facts = None if config.workload is None else known_facts(config.workload, ranks, on_gpu)
+    if facts is not None and gets_weights:
+        facts = facts.model_copy(update={"pretrained": True})
+    if isinstance(dimensions, UnchosenSpace):
+        assert facts is not None
+        auto = choose(facts)
+        dimensions = auto.space
+    space = SearchSpace(dimensions, ranks, on_gpu, own)
+    start = None if config.search.start is None else space.start_values(config.search.start)
+    if config.search.sampler == "grid" and space.combinations is None:
+        raise BadInput(
+            "search.sampler: a grid needs choices (or a step) in every dimension of search.space."
+        )
+    if config.track.tensorboard:
+        check_installed("tensorboard", "tensorboard", "track.tensorboard")
+    engine = ENGINES[config.launch.kind](config, 0)
+    engine.check(space)
+    notes: tuple[str, ...] = ()
+    tells_steps = True
+    if task is not None and config.launch.trains:
+        task.check(dimensions, config.launch)
+        if task.workload.dataset is not None:
+            check_columns(task.workload.dataset)
+        notes, tells_steps = task.notes(dimensions, config.quality), task.tells_steps
+        if config.confirm is not None and not task.takes_seed:
+            must = (
+                "confirm runs a configuration again with other seeds: workload.command must have"
+                " {seed}"
+            )
+            raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
+    trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
+    folders = config.search.learn_from
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
+        raise BadInput(
+            f"search.learn_from must name each study once, but got {', '.join(folders)}."
+        )
+    earlier = tuple(earlier_trials(folder, config) for folder in folders)
+    intensity = reference_intensity(config.carbon)
+    return CheckedStudy(
+        config, space, intensity, start, trace, engine, earlier, auto, facts, notes, tells_steps
+    )
+
+
+def earlier_trials(folder: str, config: StudyConfig) -> list[FrozenTrial]:
+    """Return the trials of a prior study that this one can learn from.
+
+    Raises:
+        BadInput: If the folder has no study that can be read, or the study has no trials or another
+            quality.
+    """
+    paths = StudyPaths(Path(folder))
+    if not paths.storage.exists() and not paths.storage_pointer.exists():
+        raise BadInput(
+            f"search.learn_from: {folder} must be the folder of a study, but has no"
+            f" {paths.storage.name}."
+        )
+    try:
+        storage = read_study(paths)
+        quality = storage.read().config.quality
+    except BadInput as error:
+        raise BadInput(f"search.learn_from: {folder} can't be read: {error}") from error
+    if (quality.name, quality.direction) != (config.quality.name, config.quality.direction):
+        must = (
+            f"must be judged by {config.quality.name}, to {config.quality.direction}, as this"
+            " study is"
+        )
+        raise BadInput(
+            f"search.learn_from: {folder} {must}, but is by {quality.name}, to {quality.direction};"
+            " leave it out."
+        )
+    trials = storage.study.get_trials(deepcopy=False)
+    if not trials:
+        raise BadInput(
+            f"search.learn_from: {folder} must have trials, but has none; run it first, or leave it"
+            " out."
+        )
+    return trials

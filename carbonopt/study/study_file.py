@@ -1,0 +1,483 @@
+"""Reads study files and pipeline files.
+
+YAML goes in; a checked `StudyConfig` comes out, or one sentence that says which key is wrong.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError, create_model
+
+from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, REQUIRED
+from carbonopt.core.errors import BadInput, first_error, hint, shortened
+from carbonopt.core.files import read_text
+from carbonopt.spec.hostfile_format import parse_hostfile
+from carbonopt.spec.launch_settings import LAUNCHES, LocalLaunch
+from carbonopt.spec.pipeline_file import Pipeline, PipelineStep
+from carbonopt.spec.space_settings import AUTO, Choices, Range, Space, UnchosenSpace
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.workload_settings import Workload
+from carbonopt.train.tasks.task import task_class
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe YAML loader that also reads 1e-3 as a number and refuses a key given twice."""
+
+    _values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._values += 1
+        if self._values > _MOST_VALUES:
+            raise _refusal(
+                f"a file can have {_MOST_VALUES:,} keys and values at most",
+                self.peek_event(),  # type: ignore[no-untyped-call]
+            )
+        if self.check_event(yaml.AliasEvent):  # a few lines of aliases can stand for gigabytes
+            raise _refusal(
+                "aliases (*name) can't be used",
+                self.peek_event(),  # type: ignore[no-untyped-call]
+            )
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        # The errors of a tag that doesn't fit its value, such as !!int [1].
+        except (AttributeError, LookupError, TypeError) as error:
+            raise _refusal(
+                f"{node.value!r} can't be read as {node.tag.rpartition(':')[2]}", node
+            ) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise _refusal(f"{node.value!r} can't be read as a mapping", node)
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool):
+                raise _refusal("a key must be plain text", key_node)
+            if key in seen:
+                raise _refusal(f"key {key!r} is given twice", key_node)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        # YAML 1.1 reads 1:30 as 90 and 010 as 8.
+        if len(node.value) > 100 or ":" in node.value or re.match(r"[-+]?0[0-9_]+$", node.value):
+            raise _refusal(
+                f"{node.value[:80]} is no decimal number; write one, or text in quotes", node
+            )
+        return (
+            self.construct_yaml_int(node)
+            if node.tag.endswith("int")
+            else self.construct_yaml_float(node)
+        )
+
+
+def _refusal(problem: str, place: Any) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
+
+
+# Dates (2024-01-01), merge keys (<<) and = are read as text.
+_Loader.yaml_implicit_resolvers = {
+    sign: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag.rpartition(":")[2] in ("float", "int", "null")
+    ]
+    for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# YAML 1.1 reads NO and ON, which are a country and a province, as booleans; YAML 1.2 has only true
+# and false.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
+)
+# YAML 1.1 requires a dot in a float, so PyYAML reads 1e-3 as text; whoever writes a learning rate
+# this way means the number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
+# Keys whose value may be the path of a file with the content, so that several studies can share it.
+PIECES = (("search", "space"), ("carbon",), ("workload", "deepspeed"))
+MAX_MIB = 1  # largest size of a study file, a piece, a hostfile and a script's template
+_LONGEST_REASON = 600  # most characters of the parser's message that are shown
+_MOST_VALUES = 10_000  # most keys and values in a file: reading so many takes half a second
+
+
+def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) -> StudyConfig:
+    """Read and check a study file.
+
+    Relative paths in it are resolved from the file's own folder.
+
+    Args:
+        models: Folders that replace the study file's `model` or `reward`.
+
+    Raises:
+        BadInput: With the key's path, the value found and what is allowed.
+    """
+    raw = read_mapping(path, "the study file")
+    if isinstance(workload := raw.get("workload"), dict):
+        for key, model in models.items():
+            workload[key] = {"name_or_path" if key == "model" else "model": str(model)}
+            if key == "model":
+                workload.pop("tokenizer", None)  # the model's folder has its tokenizer
+    folder = Path(os.path.realpath(path)).parent
+    if isinstance(raw.get("launch"), dict):
+        raw["launch"].setdefault("kind", "local")
+    if (
+        isinstance(workload := raw.get("workload"), dict)
+        and "folder" in _settings(workload).model_fields
+    ):
+        workload.setdefault("folder", ".")
+    try:
+        for piece in PIECES:
+            raw = _changed(raw, piece, partial(_piece, folder=folder, name=".".join(piece)))
+        for keys, absolute in PATHS.items():
+            raw = _changed(raw, keys, partial(absolute, folder))
+        raw = _changed(raw, ("launch",), _with_hosts)
+    # An unknown user's home, or a name that no system accepts.
+    except (RuntimeError, OSError, ValueError) as error:
+        raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
+    return parse_study(raw, str(path))
+
+
+@dataclass(frozen=True)
+class PipelineFile:
+    path: Path
+    pipeline: Pipeline
+
+    @classmethod
+    def load(cls, path: Path) -> "PipelineFile | None":
+        """Read and check a pipeline file, but not the files of its studies.
+
+        Returns:
+            The pipeline. None: it is the file of one study.
+
+        Raises:
+            BadInput: If something in it is wrong.
+        """
+        raw = read_mapping(path, "the study file")
+        if "pipeline" not in raw:
+            return None
+        try:
+            return cls(path, Pipeline.model_validate(raw))
+        except ValidationError as error:
+            raise BadInput(f"{path}: {first_error(error)}") from error
+
+    def study(self, step: PipelineStep) -> Path:
+        """Return the path of a step's study file.
+
+        Raises:
+            BadInput: If its path begins with an unknown user's home.
+        """
+        try:
+            return Path(os.path.realpath(self.path)).parent / Path(step.study).expanduser()
+        except RuntimeError as error:
+            raise BadInput(f"{self.path}: {step.step}: a path can't be used: {error}") from error
+
+    def config(self, step: PipelineStep, models: dict[str, Path]) -> StudyConfig:
+        """Read and check the study of a step.
+
+        Args:
+            models: The folders of the models of the steps that it needs, by the steps' names.
+
+        Raises:
+            BadInput: As `load_study`.
+        """
+        return load_study(self.study(step), {key: models[name] for key, name in step.needs.items()})
+
+
+def _piece(value: Any, folder: Path, name: str) -> Any:
+    if (
+        name == "search.space"
+        and isinstance(value, str)
+        and value != AUTO
+        and value.strip().lower() == AUTO
+    ):
+        raise BadInput(f"search.space must be {AUTO}, a file or the dimensions, but got {value!r}.")
+    is_path = isinstance(value, str) and (name, value) != ("search.space", AUTO)
+    return read_mapping(folder / Path(value).expanduser(), name) if is_path else value
+
+
+def _with_hosts(launch: Any) -> Any:
+    """Return the launch section with the hosts of its hostfile."""
+    if not isinstance(launch, dict) or launch.get("kind") != "hostfile":
+        return launch
+    if "hosts" in launch:
+        raise BadInput("launch.hosts is what launch.hostfile says; leave it out.")
+    path = launch.get("hostfile")
+    if not isinstance(path, str) or not path:
+        said = "but is missing" if path is None else f"but is {shortened(path)}"
+        raise BadInput(f"launch.hostfile must be the path of a hostfile, {said}.")
+    hosts = parse_hostfile(read_text(Path(path), "launch.hostfile", MAX_MIB), path)
+    return {**launch, "hosts": [host.model_dump() for host in hosts]}
+
+
+def read_mapping(path: Path, what: str) -> dict[Any, Any]:
+    text = read_text(path, what, MAX_MIB)
+    try:
+        raw = yaml.load(text, Loader=_Loader)  # noqa: S506 – the loader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        said = "it is nested too deeply" if deep else " ".join(str(error)[:_LONGEST_REASON].split())
+        said = said.replace('in "<unicode string>",', "at")
+        raise BadInput(f"{path} is not valid YAML: {said}") from error
+    if not isinstance(raw, dict):
+        what = "is empty" if raw is None else f"holds {shortened(raw)}"
+        raise BadInput(f"{path} must hold keys and their values, but {what}.")
+    return raw
+
+
+def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
+    """Check a study given as plain data.
+
+    Args:
+        origin: The name of the study file in errors.
+
+    Raises:
+        BadInput: As `load_study`.
+    """
+    try:
+        workload = _checked_workload(raw)
+        raw = _with_space(raw)
+        # Validated as JSON in strict mode: a text is no number and true is not 1, but a list may
+        # still stand for a tuple.
+        config = StudyConfig.model_validate_json(json.dumps(raw | workload), strict=True)
+        _check_auto(config)
+        return _with_pruning(_with_quality(config))
+    except (TypeError, RecursionError) as error:
+        raise BadInput(
+            f"{origin} must hold plain text, numbers, lists and mappings: {error}."
+        ) from error
+    except BadInput as error:
+        raise BadInput(f"{origin}: {error}") from error
+    except ValidationError as error:
+        problem = first_error(
+            error, partial(_known_keys, raw=raw), (*LAUNCHES, "Choices", "Range", "Fixed")
+        )
+        raise BadInput(f"{origin}: {problem}") from error
+
+
+def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the validated workload, with the defaults of its task's own keys.
+
+    Returns:
+        A mapping with the key `workload`; an empty one if there is no workload to check.
+
+    Raises:
+        ValidationError: With locations that begin at the top of the study file.
+    """
+    if not isinstance(given := raw.get("workload"), dict):
+        return {}
+    study = create_model("study", workload=(_settings(given), ...))
+    return study.model_validate_json(json.dumps({"workload": given}), strict=True).model_dump(
+        mode="json"
+    )
+
+
+def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the study with the default dimensions of a script added to its search space.
+
+    Other tasks' spaces are checked and returned as they are; a script may have any dimensions.
+
+    Raises:
+        BadInput: If the search space lacks a dimension that the task needs, or has one that is not
+            in the table of dimensions or goes with another task.
+    """
+    workload, search = raw.get("workload"), raw.get("search")
+    space = search.get("space") if isinstance(search, dict) else None
+    if not isinstance(space, dict):
+        return raw
+    task = str(workload.get("task", "causal_lm")) if isinstance(workload, dict) else None
+    if task is not None and task_class(task).own_dimensions:
+        own: dict[Any, Any] = dict.fromkeys(
+            name for name in DIMENSION_NAMES if DIMENSIONS[name].default is not None
+        )
+        return {**raw, "search": {**raw["search"], "space": own | space}}
+    for name in space:
+        if name not in DIMENSION_NAMES:
+            raise BadInput(f"unknown key search.space.{name}; {hint(str(name), DIMENSION_NAMES)}")
+        tasks = DIMENSIONS[name].tasks
+        if task is not None and tasks and task not in tasks and space[name] is not None:
+            raise BadInput(
+                f"search.space.{name} goes with the task {' or '.join(tasks)}, but the task is"
+                f" {task}."
+            )
+    for name in REQUIRED:
+        if space.get(name) is None:
+            raise BadInput(f"search.space.{name} is missing.")
+    return raw
+
+
+def _check_auto(config: StudyConfig) -> None:
+    """Raise BadInput if `search.space: auto` can't be chosen, or other keys need a given space."""
+    search, task = config.search, None if config.workload is None else config.workload.task
+    if not isinstance(search.space, UnchosenSpace):
+        return
+    name_them = "name the dimensions"
+    refusals = (
+        (
+            not config.launch.trains,
+            "launch.kind is replay, whose table has dimensions of its own",
+            name_them,
+        ),
+        (
+            task == "script",
+            "the task is script, whose model and data only the script knows",
+            name_them,
+        ),
+        (
+            task == "rlhf",
+            "the task is rlhf, for which no rule is known that holds for any reward",
+            name_them,
+        ),
+        (
+            search.sampler == "grid",
+            "search.sampler is grid, which a range of learning_rate hasn't",
+            "use carbon",
+        ),
+        (
+            search.start is not None,
+            "search.start is of a space that is not known yet",
+            "leave start out",
+        ),
+    )
+    for is_so, why, instead in refusals:
+        if is_so:
+            raise BadInput(f"search.space can't be auto: {why}; {instead}.")
+
+
+def _with_quality(config: StudyConfig) -> StudyConfig:
+    """Return the study with the target's quality in its workload, if it is not its task's default.
+
+    Raises:
+        BadInput: If the task can't be judged by that quality.
+    """
+    workload, target = config.workload, config.quality.name
+    if workload is None or not config.launch.trains:
+        return config
+    names = [quality.name for quality in task_class(workload.task).qualities]
+    if names and target not in names:
+        judged = f"target must be {' or '.join(names)}, by which the task {workload.task} is judged"
+        raise BadInput(f"{judged}, but is {target}.")
+    if workload.quality not in (None, target):
+        raise BadInput(
+            f"workload.quality must be the target's, {target}, but got {workload.quality}; leave it"
+            " out."
+        )
+    quality = None if target in names[:1] else target
+    return config.model_copy(update={"workload": workload.model_copy(update={"quality": quality})})
+
+
+def _with_pruning(config: StudyConfig) -> StudyConfig:
+    """Return the study with `search.pruning.target` set, if the study file leaves it out."""
+    if config.search.pruning.target is not None:
+        return config
+    pruning = config.search.pruning.model_copy(update={"target": config.quality.stops_for_target})
+    return config.model_copy(
+        update={"search": config.search.model_copy(update={"pruning": pruning})}
+    )
+
+
+def _settings(workload: dict[str, Any]) -> type[Workload]:
+    task = workload.get("task", Workload.model_fields["task"].default)
+    return task_class(task).settings if isinstance(task, str) else Workload
+
+
+def _absolute(folder: Path, value: Any) -> Any:
+    """Return paths that no longer depend on the working directory; other values stay."""
+    if isinstance(value, list):
+        return [_absolute(folder, item) for item in value]
+    return os.path.normpath(folder / Path(value).expanduser()) if isinstance(value, str) else value
+
+
+def _files(folder: Path, value: Any) -> Any:
+    return _absolute(folder, [value] if isinstance(value, str) else value)
+
+
+def _hub_name_or_folder(folder: Path, value: Any) -> Any:
+    """Return a hub name as it is, and a folder beside the study file as an absolute path."""
+    is_folder = isinstance(value, str) and (
+        value.startswith((".", "/", "~")) or (folder / value).is_dir()
+    )
+    return _absolute(folder, value) if is_folder else value
+
+
+def _with_text(folder: Path, value: Any) -> Any:
+    """Return a file's name and text, so that a report does not need the file any more.
+
+    Raises:
+        BadInput: If the file can't be read.
+    """
+    if not isinstance(value, str):
+        return value
+    path = Path(_absolute(folder, value))
+    return {"name": path.name, "text": read_text(path, "workload.config_template", MAX_MIB)}
+
+
+def _reward_file(folder: Path, value: Any) -> Any:
+    """Return FILE.py:FUNCTION with the file's absolute path."""
+    path, colon, function = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return f"{_absolute(folder, path)}{colon}{function}" if colon else value
+
+
+PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
+    **{
+        ("workload", part, "name_or_path"): _hub_name_or_folder
+        for part in ("model", "tokenizer", "dataset")
+    },
+    **{("workload", key, "model"): _hub_name_or_folder for key in ("reward", "gold_reward")},
+    **{("workload", key, "python"): _reward_file for key in ("reward", "gold_reward")},
+    **{("workload", "dataset", key): _files for key in ("train_files", "eval_files")},
+    ("workload", "files"): _files,
+    ("search", "learn_from"): _files,
+    **dict.fromkeys((("workload", "dataset", "database"), ("workload", "folder")), _absolute),
+    ("workload", "config_template"): _with_text,
+    **dict.fromkeys((("launch", "table"), ("launch", "hostfile"), ("carbon", "trace")), _absolute),
+}
+
+
+def _changed(part: Any, keys: Sequence[str], change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a part of a study file with the value at these keys, if any, changed."""
+    if not keys:
+        return change(part)
+    if not isinstance(part, dict) or not part.get(keys[0]):
+        return part
+    return {**part, keys[0]: _changed(part[keys[0]], keys[1:], change)}
+
+
+def _known_keys(loc: list[Any], raw: dict[str, Any]) -> list[str]:
+    model: Any = StudyConfig
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        if model is StudyConfig and part == "launch":
+            model = LAUNCHES.get(raw["launch"].get("kind"), LocalLaunch)
+        elif model is StudyConfig and part == "workload":
+            model = _settings(raw["workload"])
+        elif model is Space:
+            return sorted({*Choices.model_fields, *Range.model_fields})
+        else:
+            model = _models_in(model.model_fields[part].annotation)[0]
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [
+        model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)
+    ]

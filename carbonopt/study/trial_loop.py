@@ -1,0 +1,359 @@
+"""The study loop: ask, launch, watch and tell, until the budget is used up."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+
+from carbonopt.analysis.concurrency import most_concurrent_trials
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.errors import BadInput, CarbonoptError
+from carbonopt.core.trial import Phase, StopReason, TrialRecord, TrialState
+from carbonopt.engines.engine import own_meter
+from carbonopt.spec.study_data import InputFile, StudyData, wall_clock_s
+from carbonopt.spec.trial_spec import Prepared, TrialSpec
+from carbonopt.storage.study_storage import (
+    REPEAT_OF,
+    SEED,
+    Snapshot,
+    StudyStorage,
+)
+from carbonopt.storage.workers import Lease
+from carbonopt.study.account import SessionAccount, StudyBudget
+from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
+from carbonopt.study.input_files import (
+    check_unchanged,
+    input_files,
+    with_sha256,
+    workload_fingerprint,
+)
+from carbonopt.study.outputs import remove_outputs
+from carbonopt.study.repeats import all_run, next_repeat, with_confirmation
+from carbonopt.study.resume import (
+    may_write,
+)
+from carbonopt.study.session import Session
+from carbonopt.study.trial_runner import TrialRunner, compiles_first, interruption
+from carbonopt.study.trial_watch import begun
+from carbonopt.train.tasks.task import task_for
+
+if TYPE_CHECKING:
+    from carbonopt.search.strategy import Strategy
+
+# Seconds of steps in a probe. The GPUs' counters tick every 0.1 s; the uncertainty of their energy
+# (tick × power ÷ √6, see docs/measuring.md) is then 2 %.
+PROBE_S = 2.0
+LOOK_AGAIN_S = 0.2  # interval for checking whether other workers have finished
+
+
+class StudyWorker:
+    """The part of one call of the command that begins trials, in turn with other workers."""
+
+    account: SessionAccount
+    budget: StudyBudget
+    runner: TrialRunner
+    storage: StudyStorage
+    strategy: "Strategy"
+
+    def __init__(self, session: Session, lease: Lease, interrupted: Callable[[], bool]) -> None:
+        """`interrupted` is the session's, and also stores the worker's heartbeat."""
+        self.session = session
+        self.checked = session.checked
+        self.engine = session.checked.engine
+        self.paths = session.paths
+        self.display = session.display
+        self.local_workers = session.local_workers
+        self.lease = lease
+        self.interrupted = interrupted
+        self.shown = set[int]()  # finished trials that the display knows of
+
+    def begin(self, inputs: tuple[InputFile, ...], *, prepares: bool) -> None:
+        """Start the engine and its meter; for `prepares` see `Engine.begin`."""
+        fingerprint = workload_fingerprint(
+            self.checked.config, inputs, auto=self.checked.auto is not None
+        )
+        as_step = self.session.as_step
+        self.engine.begin(
+            self.paths,
+            fingerprint,
+            self.display,
+            self.interrupted,
+            own_meter if as_step is None else as_step.meter_provider,
+            prepares=prepares,
+        )
+        self.account = SessionAccount(self.engine, self.lease.worker.id)
+
+    def prepare(
+        self, inputs: tuple[InputFile, ...], meanwhile: Callable[[], None]
+    ) -> tuple[Prepared | None, tuple[InputFile, ...]]:
+        """Wait until trials can be started; return the preparation and the inputs with sha256."""
+        engine = self.engine
+        # Hashed here, so that the energy of it is measured as preparation.
+        inputs = with_sha256(inputs, self.interrupted)
+        with ThreadPoolExecutor(1) as aside:
+            done = aside.submit(meanwhile)
+            prepared = engine.prepare(self.interrupted)
+            if prepared is not None:
+                if not self.checked.is_settled:
+                    assert prepared.auto is not None
+                    self.checked = self.checked.settled(prepared.auto)
+                self.checked.space.check_fits(prepared.train_examples)
+            engine.meter.enter(Phase.GAP)
+        done.result()
+        self.lease.renew()
+        return prepared, inputs
+
+    def run_trials(
+        self, storage: StudyStorage, inputs: tuple[InputFile, ...], prepared: Prepared | None
+    ) -> None:
+        # It imports SciPy, which can wait until the trials' processes have been started.
+        from carbonopt.search.strategy import Strategy
+
+        memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
+        self.storage = storage
+        self.strategy = Strategy(
+            self.checked.config,
+            self.checked.space,
+            memory_gib,
+            self.checked.earlier,
+            self.checked.advised(prepared),
+        )
+        with self._locked() as seen:
+            data = seen.data
+            now = datetime.fromisoformat(self.account.started_at)
+            hours_before = wall_clock_s(data.sessions, until=now) / 3600
+            self.budget = StudyBudget(self.checked, self.account, hours_before)
+            self.runner = TrialRunner(
+                self.session,
+                self.checked,
+                storage,
+                self.strategy,
+                self.lease,
+                self.account,
+                self.budget,
+                self.interrupted,
+            )
+            storage.set_ended(None)
+            self.account.store(storage)
+            if self.checked.start is not None and not data.records:
+                # It may be queued already: an earlier call can have been killed right after that.
+                storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
+        self.local_workers.study_began()
+        self.display.study_started(data, hours_before)
+        self.shown = {record.trial for record in data.records if _has_ended(record)}
+        while True:
+            self.lease.renew()
+            if (not_free := self.engine.await_free(self.interrupted)) is not None:
+                self.display.warn(not_free)
+            with self._locked() as seen:
+                inputs = self._unchanged(inputs, seen.data)
+                work = self._begin_next(seen)
+            self._tell_of_others(seen.data)
+            if work is None:
+                break
+            work()
+        while self.local_workers.is_working:  # the local workers have nothing left to do either
+            self._wait()
+            self._tell_of_others(self.storage.read())
+        self.account.store(self.storage)
+
+    def _unchanged(self, inputs: tuple[InputFile, ...], data: StudyData) -> tuple[InputFile, ...]:
+        """Return a script's inputs, as they are recorded from now on, after a check for changes.
+
+        Each trial of a script reads them anew. Other data was read once, in the preparation. The
+        caller holds the workers' lock.
+
+        Raises:
+            CarbonoptError: If they have changed.
+        """
+        writers = may_write(data)
+        if not writers:
+            return inputs
+        try:
+            where, found = str(self.paths.root), input_files(self.checked.config)
+            noted = check_unchanged(inputs, found, where, self.interrupted, writers)
+        except BadInput as error:  # not raised as BadInput, since trials have run
+            raise CarbonoptError(str(error)) from error
+        for file in noted:
+            if file.changed_by_trials and file not in inputs:
+                what = f"{file.path} was changed while a trial ran"
+                self.display.warn(
+                    f"{what}: it is taken for what trials write, and not compared from now on."
+                )
+        if noted != inputs:
+            self.storage.set_inputs(noted)
+        return noted
+
+    def _tell_of_others(self, data: StudyData) -> None:
+        """Show what other workers have done.
+
+        Only the leading worker and a command with local workers show finished trials of others.
+        """
+        for record in data.records if self.local_workers.is_working or not self.lease.joins else ():
+            if record.trial not in self.shown and _has_ended(record):
+                self.shown.add(record.trial)
+                self.display.trial_ended(record)
+        for worker in self.local_workers.ended():
+            if worker.code != 0:
+                what = f"the worker in slot {worker.slot} ended with code {worker.code}"
+                self.display.warn(f"{what}; the others go on: {self.paths.workers} has its log.")
+
+    @contextmanager
+    def _locked(self) -> Iterator[Snapshot]:
+        """Hold the workers' lock: no other worker begins anything meanwhile.
+
+        Yields:
+            The study as it is now, with the trials of dead workers put back.
+        """
+        self._raise_if_interrupted()
+        with self.lease.lock(self._raise_if_interrupted):
+            seen = self.storage.recover(self.lease.remove_dead())
+            self.strategy.learn(seen.data.probes)
+            yield seen
+
+    def _raise_if_interrupted(self) -> None:
+        if self.interrupted():
+            self.account.store(self.storage)
+            raise interruption(self.paths)
+
+    def _begin_next(self, seen: Snapshot) -> Callable[[], None] | None:
+        """Return this worker's next work, which the storage knows of already.
+
+        The caller holds the workers' lock, and calls what is returned when it has released it.
+
+        Returns:
+            A function that does the work. None: the study has ended.
+        """
+        storage = self.storage
+        if ended := self._why_ended(seen):
+            if not self._queue_repeat(seen.data):
+                if any(
+                    run.state is TrialState.RUNNING
+                    for run in (*seen.data.records, *seen.data.probes)
+                ):
+                    return self._wait  # other workers still run something
+                storage.set_ended(with_confirmation(ended, seen.data, self.engine))
+                remove_outputs(seen.data, self.paths, self.display.warn, ended=True)
+                return None
+            seen = storage.snapshot(self.lease.living)  # now has the repeat
+        elif not self._may_begin(seen):
+            return self._wait
+        number = seen.next_number()
+        if (probed := self.strategy.probe(seen.trials, number)) is not None:
+            return self._begin_probe(probed, PROBE_S, seen)
+        storage.study.sampler = self.strategy.sampler(seen.trials, number)
+        return self._begin_trial(storage.study.ask(self.strategy.distributions), seen)
+
+    def _may_begin(self, seen: Snapshot) -> bool:
+        """Return whether the search may start another trial beside those of other workers."""
+        config, ended, running = self.checked.config, seen.finished_count(), seen.running_count()
+        if config.budget.trials is not None and ended + running >= config.budget.trials:
+            return False  # the last trials of the budget are running
+        return running < most_concurrent_trials(config, ended)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + LOOK_AGAIN_S
+        while time.monotonic() < deadline:
+            self._raise_if_interrupted()
+            time.sleep(LOOK_AGAIN_S / 10)
+
+    def _spec(self, number: int, folder: Path, params: TrialParams, **more: Any) -> TrialSpec:
+        config = self.checked.config
+        own: dict[str, Any] = {
+            "number": number,
+            "attempt": 1,
+            "seed": self.engine.seed(config.search.seed, params),
+            "params": params,
+            "workload": {} if config.workload is None else config.workload.model_dump(mode="json"),
+            "prepared_dir": str(self.paths.prepared.resolve()),
+            "trial_dir": str(folder.resolve()),
+        }
+        return TrialSpec(**own | more)
+
+    def _begin_probe(
+        self, params: TrialParams, steps_s: float, seen: Snapshot
+    ) -> Callable[[], None]:
+        """Store a new probe, and return the function that runs it.
+
+        A probe makes a first step, and then further ones for `steps_s` seconds. The caller holds
+        the workers' lock.
+        """
+        number = len(seen.data.probes)
+        spec = self._spec(number, self.paths.probe(number), params, probe_s=steps_s)
+        record = self._begun(spec)
+        self.storage.set_probe(record)
+        return partial(self.runner.probe, spec, record, seen.data)
+
+    def _begun(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
+        return begun(spec, self.checked.config.quality, self.lease.worker.id, earlier)
+
+    def _begin_trial(self, trial: optuna.Trial, seen: Snapshot) -> Callable[[], None]:
+        """Store that a trial begins, and return the function that runs it.
+
+        The caller holds the workers' lock.
+        """
+        config, number = self.checked.config, trial.number
+        params, repeat_of = self.checked.space.params(trial.params), trial.user_attrs.get(REPEAT_OF)
+        earlier = seen.interrupted(number)
+        check_job_is_long_enough(earlier, config)
+        spec = self._spec(
+            number,
+            self.paths.trial(number),
+            params,
+            attempt=1 if earlier is None else earlier.attempt + 1,
+            repeat_of=repeat_of,
+            saves_model=self.session.as_step is not None
+            and self.session.as_step.hands_on > 0
+            and repeat_of is not None,
+            **({"seed": seed} if (seed := trial.user_attrs.get(SEED)) is not None else {}),
+        )
+        if config.workload is not None and config.launch.trains:
+            task = task_for(config.workload.model_dump(mode="json"))
+            spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
+        record = self._begun(spec, earlier)
+        self.storage.save_progress(trial, record)
+        return partial(self._run_trial, trial, spec, record, seen)
+
+    def _run_trial(
+        self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
+    ) -> None:
+        if compiles_first(self.checked, spec.params, seen.data):
+            with self._locked() as seen:
+                # 0 s: only the first step, which compiles; the trial measures what a step takes.
+                probe = self._begin_probe(spec.params, 0.0, seen)
+            probe()
+            seen = self.storage.snapshot(self.lease.living)
+        self.shown.add(spec.number)
+        self.runner.trial(trial, spec, record, seen)
+
+    def _why_ended(self, seen: Snapshot) -> str | None:
+        """Return why the search is over, in words; None while it goes on."""
+        trials = self.checked.config.budget.trials
+        if trials is not None and seen.finished_count() >= trials:
+            return all_run(trials)
+        spent = self.budget.exhausted(seen.data.spent_kwh()) or always_the_same_failure(seen.data)
+        return spent or self.strategy.why_ended(seen.trials, seen.next_number())
+
+    def _queue_repeat(self, data: StudyData) -> bool:
+        """Queue the next repeat that confirms the search's answer; return whether one is due."""
+        if self.budget.exhausted(data.spent_kwh()) is not None:
+            return False
+        if (due := next_repeat(data, self.engine, self.paths, self.session.as_step)) is None:
+            return False
+        self.storage.queue_repeat(due.trial, due.seed)
+        return True
+
+
+def _has_ended(record: TrialRecord) -> bool:
+    return record.state is not TrialState.RUNNING and not _goes_on(record)
+
+
+def _goes_on(record: TrialRecord) -> bool:
+    """Return whether a trial was interrupted and will be run again."""
+    return record.stop_reason is StopReason.INTERRUPTED

@@ -1,0 +1,17 @@
+"""The interface of what follows a study's trials."""
+
+from typing import Protocol
+
+from carbonopt.core.trial import (
+    EvalPoint,
+    TrialRecord,
+)
+from carbonopt.spec.trial_spec import TrialSpec
+
+
+class TrialObserver(Protocol):
+    """The interface of what follows trials: the live display and the trackers."""
+
+    def trial_started(self, spec: TrialSpec) -> None: ...
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
+    def trial_ended(self, record: TrialRecord) -> None: ...

@@ -1,0 +1,238 @@
+"""Runs one trial or probe, and stores what it uses meanwhile."""
+
+import dataclasses
+import shlex
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import optuna
+
+from carbonopt.core.dimensions import TrialParams, affecting
+from carbonopt.core.errors import StudyInterrupted
+from carbonopt.core.trial import TRIAL_PHASES, Phase, StopReason, TrialRecord
+from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.storage.locked_storage import unless_held
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.study_storage import Snapshot, StudyStorage
+from carbonopt.storage.workers import Lease
+from carbonopt.study.account import SessionAccount, StudyBudget
+from carbonopt.study.inherited_files import inherited_files
+from carbonopt.study.outputs import remove_outputs
+from carbonopt.study.session import Session
+from carbonopt.study.study_checks import CheckedStudy
+from carbonopt.study.trial_observer import TrialObserver
+from carbonopt.study.trial_rules import Rules
+from carbonopt.study.trial_watch import TrialWatch
+
+if TYPE_CHECKING:
+    from carbonopt.search.strategy import Strategy
+
+
+@dataclasses.dataclass
+class TrialRunner:
+    """Runs trials and probes for one worker, one at a time."""
+
+    session: Session
+    checked: CheckedStudy  # the session's, with the space that was chosen in the preparation
+    storage: StudyStorage
+    strategy: "Strategy"
+    lease: Lease
+    account: SessionAccount
+    budget: StudyBudget
+    interrupted: Callable[[], bool]
+    # Energy that the study has used, without the trial running here.
+    _elsewhere_kwh: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._engine = self.checked.engine
+        self._observers: list[TrialObserver] = [self.session.display, self.session.trackers]
+
+    def trial(
+        self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
+    ) -> None:
+        """Run a trial that the storage knows of, and store its result.
+
+        Args:
+            trial: Optuna's trial.
+            spec: What its processes are to do.
+            record: Its record, as it begins.
+            seen: The study before the trial.
+
+        Raises:
+            StudyInterrupted: If the session was interrupted; the trial will be run again.
+        """
+        for observer in self._observers:
+            observer.trial_started(spec)
+        log = self.session.paths.trial_log(spec.number, spec.attempt)
+        inherited = inherited_files(spec, seen.data)
+        rules, store = self._rules(seen, spec), partial(self._store_trial, trial)
+        record = self._watched(spec, record, log, rules, self._observers, store)
+        if inherited is not None:
+            record = record.model_copy(update={"inherited_files": inherited.read()})
+        self.lease.renew()
+        if record.stop_reason is StopReason.INTERRUPTED:
+            self.storage.requeue(trial, record)
+        else:
+            self.storage.tell(trial, record, self.checked.config.target.at())
+            if spec.program is not None:
+                data = self.storage.snapshot(self.lease.living).data
+                remove_outputs(data, self.session.paths, self.session.display.warn, ended=False)
+        self.account.store(self.storage)
+        for observer in self._observers:
+            observer.trial_ended(record)
+        if record.stop_reason is StopReason.INTERRUPTED:
+            raise interruption(self.session.paths)
+
+    def probe(self, spec: TrialSpec, record: TrialRecord, before: StudyData) -> None:
+        """Run a probe; its energy is stored while it runs, apart from that of trials.
+
+        Args:
+            spec: What its processes are to do.
+            record: Its record, as it begins.
+            before: The study before the probe.
+
+        Raises:
+            StudyInterrupted: If the session was interrupted.
+        """
+        self.session.display.probe_started(spec)
+
+        def store(record: TrialRecord) -> None:
+            self.lease.renew()
+            # First the account: if the command is killed between the two, no part is larger than
+            # the reading of the whole.
+            self.account.store(self.storage)
+            self.storage.set_probe(record)
+            self._look_at_others(record)
+
+        def store_meanwhile(record: TrialRecord) -> None:
+            with unless_held():
+                store(record)
+
+        self._elsewhere_kwh = before.spent_kwh()
+        log = self.session.paths.probe_log(spec.number)
+        record = self._watched(spec, record, log, self._limits(), [], store_meanwhile)
+        store(record)
+        self.session.display.probe_ended(record)
+        if record.stop_reason is StopReason.INTERRUPTED:
+            raise interruption(self.session.paths)
+
+    def _watched(
+        self,
+        spec: TrialSpec,
+        record: TrialRecord,
+        log: Path,
+        rules: Rules,
+        observers: list[TrialObserver],
+        store: Callable[[TrialRecord], None],
+    ) -> TrialRecord:
+        """Run a trial or a probe from its start to its end."""
+
+        def progress(step: int, total_steps: int, train_kwh: float) -> None:
+            self.session.display.progress(step, total_steps, train_kwh)
+            self._engine.prepare_next()
+
+        self._engine.meter.enter(Phase.SETUP)
+        self._engine.meter.use(spec.params.world_size)
+        return TrialWatch(
+            spec=spec,
+            so_far=record,
+            trial=self._engine.start(spec, log.resolve()),
+            meter=self._engine.meter,
+            rules=rules,
+            observers=observers,
+            progress=progress,
+            store=store,
+        ).run()
+
+    def _store_trial(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        """Store what a trial has used so far.
+
+        If another program has locked the storage, the trial goes on: all that it has used is
+        stored when it has finished.
+        """
+        with unless_held():
+            self.lease.renew()
+            self.account.store(self.storage)  # first, as for a probe
+            self.storage.save_progress(trial, record)
+            self._look_at_others(record)
+
+    def _look_at_others(self, running: TrialRecord) -> None:
+        """Update the energy that other workers have used, which counts towards the budget, too."""
+        if len(self.lease.living) > 1 and self.budget.limits_energy:
+            own_kwh = running.energy_kwh.total if running.energy_kwh else 0.0
+            spent_kwh = self.storage.snapshot(self.lease.living).data.spent_kwh()
+            self._elsewhere_kwh = spent_kwh - own_kwh
+
+    def _rules(self, seen: Snapshot, spec: TrialSpec) -> Rules:
+        """Return the rules that may end a trial."""
+        self._elsewhere_kwh = seen.data.spent_kwh()
+        search, number = self.checked.config.search, spec.number
+        # The start configuration is the baseline, and a repeat shows how much runs differ: both
+        # need complete runs to compare.
+        is_baseline = number == 0 and self.checked.start is not None
+        to_its_end = spec.repeat_of is not None or is_baseline
+        cap_kg_co2e = None
+        if search.pruning.cap and search.goal == "recommend" and not to_its_end:
+            meeting = self.strategy.meeting(seen.trials, number)
+            cap_kg_co2e = min(
+                (
+                    record.emissions_kg_co2e
+                    for record in seen.data.records
+                    if record.trial in meeting and record.emissions_kg_co2e is not None
+                ),
+                default=None,
+            )
+        should_prune = None
+        if search.pruning.target and not to_its_end:
+            should_prune = self.strategy.pruning_rule(seen.trials, number, spec.params)
+        return dataclasses.replace(
+            self._limits(),
+            should_prune=should_prune,
+            audit=self.strategy.audits(number),
+            cap_kg_co2e=cap_kg_co2e,
+        )
+
+    def _limits(self) -> Rules:
+        """Return the rules that may end any run, a probe as well as a trial."""
+
+        def budget_spent() -> bool:
+            running = sum(self._engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
+            return self.budget.exhausted(self._elsewhere_kwh + running) is not None
+
+        launch = self.checked.config.launch
+        return Rules(
+            should_prune=None,
+            audit=False,
+            cap_kg_co2e=None,
+            emissions_kg_co2e=self.checked.emissions_kg_co2e,
+            budget_spent=budget_spent,
+            interrupted=self.interrupted,
+            timeout_s=launch.timeout_s,
+            time_limit_s=launch.trial_time_limit_s,
+        )
+
+
+def compiles_first(checked: CheckedStudy, params: TrialParams, data: StudyData) -> bool:
+    """Return whether a trial would compile kernels that no run has compiled yet.
+
+    Compiled kernels are kept. Their energy counts for the study, not for a training, so that it
+    does not matter which of the trials comes first.
+    """
+    config, key = checked.config, attrgetter(*affecting("kernels"))
+    if not config.probes or not config.compiles(params):
+        return False
+    return all(
+        key(record.params) != key(params)
+        for record in (*data.records, *data.probes)
+        if record.kernels
+    )
+
+
+def interruption(paths: StudyPaths) -> StudyInterrupted:
+    """Return the error of an interrupted study."""
+    reports = f"`carbonopt report {shlex.quote(str(paths.root))}` reports what there is"
+    return StudyInterrupted(f"interrupted; the same command goes on with the study, and {reports}.")

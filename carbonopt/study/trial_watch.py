@@ -1,0 +1,496 @@
+"""Watches one trial from its start to its record.
+
+It receives the events of the trial's processes, switches the meter's phases and applies the rules
+that may stop the trial.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from carbonopt.core import channel, events
+from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import Quality
+from carbonopt.core.reported import printed_evaluations
+from carbonopt.core.states import CPU_CONTENTION_FROM
+from carbonopt.core.trial import (
+    TRIAL_PHASES,
+    EvalPoint,
+    Phase,
+    QualityResult,
+    Stage,
+    StopReason,
+    TrialRecord,
+    TrialState,
+)
+from carbonopt.core.units import now_utc
+from carbonopt.energy.meter import Meter
+from carbonopt.energy.meter_reading import Reading
+from carbonopt.engines.engine import RunningTrial, was_interrupted
+from carbonopt.search.cap import exceeds_cap
+from carbonopt.spec.quality_source import NoQuality
+from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.study.phases import TrialPhases
+from carbonopt.study.process_exit import SIGNALLED, host_oom_kills, how_they_ended
+from carbonopt.study.record_fields import at_most, measured_fields, unmeasured
+from carbonopt.study.standstill import Standstill
+from carbonopt.study.trial_observer import TrialObserver
+from carbonopt.study.trial_rules import Rules
+from carbonopt.train.failures import ran_out_of_memory
+
+# Longest wait for an event before the clock, the cap and the budget are checked again.
+TICK_S = 0.5
+_STORE_AGAIN_S = 0.2  # evaluations that follow each other faster are stored together
+_STORED_AT_ONCE = 100  # up to so many evaluations; those of a longer curve wait for STORE_EVERY_S
+
+# Interval for storing what a running trial has used, which is lost when the study is killed.
+STORE_EVERY_S = 2.0
+
+# Largest share of a trial's time that storing its record may take: the more evaluations a record
+# has, the longer it takes.
+_STORE_SHARE = 0.02
+
+# Most questions to the models about one running trial: each answer takes milliseconds.
+_MOST_QUESTIONS = 200
+_MOST_TAIL_CHARACTERS = 10_000  # most characters of a log that a record keeps
+PRINTED_LINES = 200  # last lines in which a script without carbonopt's lines may print its quality
+_MEASURED_BY_RANKS = ("total_steps", "peak_memory_gib", "rank_peak_memory_gib", "cpu_wait_fraction")
+
+# A trial's state by its kind of failure; FAILED for all other kinds.
+_STATES = {
+    "out_of_memory": TrialState.INFEASIBLE,
+    "diverged": TrialState.DIVERGED,
+    "timeout": TrialState.TIMEOUT,
+}
+
+
+def begun(
+    spec: TrialSpec, quality: Quality, worker: str, earlier: TrialRecord | None
+) -> TrialRecord:
+    """Return the record of a trial or a probe that this worker begins now.
+
+    Args:
+        earlier: The record of an attempt that was interrupted.
+    """
+    known: dict[str, Any] = {
+        name: getattr(spec, name) for name in ("attempt", "seed", "repeat_of", "params")
+    }
+    known |= {"trial": spec.number, "quality": QualityResult.named(quality), "worker": worker}
+    if earlier is not None:
+        known |= {
+            "earlier_attempts_energy_kwh": earlier.spent_kwh,
+            "earlier_attempts_gpu_kwh": earlier.spent_gpu_kwh,
+        }
+    return TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
+
+
+@dataclass
+class TrialWatch:
+    """The watch over one running trial.
+
+    It passes the trial's record so far to `store`, every STORE_EVERY_S and at each evaluation.
+    """
+
+    spec: TrialSpec
+    so_far: TrialRecord  # first as `begun` returns it, then with all that is known of the trial
+    trial: RunningTrial
+    meter: Meter
+    rules: Rules
+    observers: list[TrialObserver]
+    # Takes the step, the total steps and the energy of the training window in kWh.
+    progress: Callable[[int, int, float], None]
+    store: Callable[[TrialRecord], None]
+    # Step and energy in kWh of the first report: before it, energy includes compilation.
+    _first_progress: tuple[int, float] | None = None
+    # Share of the steps that the projection is made from; projected kWh of all steps.
+    _projected: tuple[float, float] = (0.0, 0.0)
+    _phase_untold: bool = True  # no phase has been reported yet
+    _log_size: tuple[int, float] = (0, -math.inf)  # size in bytes; time of its last change
+    # Evaluations so far; `so_far` gets them when it is stored.
+    _evals: list[EvalPoint] = field(default_factory=list)
+    _planned_steps: int | None = None  # the first reported total; a script may make more
+    _ask_from: float = 0.0  # step from which the models are asked again whether to prune the trial
+    _store_at: float = field(init=False)  # monotonic time at which storing is due
+    _phases: TrialPhases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store_at = time.monotonic() + STORE_EVERY_S  # the trial's begin is stored already
+        self._oom_kills = host_oom_kills()
+        self._began_s = time.monotonic()
+        self._phases = TrialPhases(self.meter)
+
+    def run(self) -> TrialRecord:
+        """Watch the trial until it has ended, for whatever reason, and return its record.
+
+        The trial's processes are gone by then. The meter must be in SETUP since before they were
+        started; it is in GAP afterwards.
+        """
+        with contextlib.ExitStack() as ending:
+            ending.callback(self.trial.end)
+            # The end of the processes is neither training nor evaluation.
+            ending.callback(self._phases.enter, Phase.SETUP, Stage.TEARDOWN)
+            ending.callback(self._phases.end)
+            self._listen()
+        self._phases.enter(Phase.GAP)
+        readings = self.meter.take(*TRIAL_PHASES)
+        if self._is_one_piece:
+            # The script reports no phases: all of its run counts as training, including its setup
+            # and evaluations.
+            readings[Phase.TRAIN], readings[Phase.SETUP] = (
+                readings[Phase.SETUP],
+                readings[Phase.TRAIN],
+            )
+            self._phases.join_as_training(readings[Phase.TRAIN])
+        if self.so_far.state == TrialState.COMPLETE and (text := unmeasured(readings[Phase.TRAIN])):
+            self._fail("unmeasured", text, with_tail=False)
+        return self._record(readings)
+
+    @property
+    def _is_one_piece(self) -> bool:
+        """True for a script that reported no phases, unless it has lines and failed before them."""
+        program = self.spec.program
+        if program is None or not self._phase_untold:
+            return False
+        return not program.has_lines or self.so_far.state is TrialState.COMPLETE
+
+    def _note(self, **fields: Any) -> None:
+        """Update the record with those of the fields that are not None."""
+        news = {name: value for name, value in fields.items() if value is not None}
+        self.so_far = TrialRecord(**vars(self.so_far) | news)
+
+    def _listen(self) -> None:
+        heard_s = time.monotonic()
+        standstill = Standstill(self.trial.cpu_seconds)
+        while self.so_far.state == TrialState.RUNNING:
+            standstill.begin()
+            event = self.trial.receive(TICK_S)
+            heard_s += self._leave_out(standstill)
+            self._phases.look()
+            if event is not None:
+                if self._is_sign_of_life(event):
+                    heard_s = time.monotonic()
+                self._on_event(event)
+            if self.so_far.state != TrialState.RUNNING or isinstance(event, events.Evaluated):
+                # The trial is about to ask for its next phase; nothing that takes time may delay
+                # the answer.
+                continue
+            if (reason := self._stop_now()) is not None:
+                self.trial.answer(stop=reason)
+                state = TrialState.FAILED if reason == StopReason.INTERRUPTED else TrialState.PRUNED
+                self._note(state=state, stop_reason=reason)
+            elif time.monotonic() - max(heard_s, self._said_at()) > self.rules.timeout_s:
+                self._fail("timeout", self._silence)
+            elif (
+                limit_s := self.rules.time_limit_s
+            ) is not None and time.monotonic() - self._began_s > limit_s:
+                self._fail(
+                    "timeout", f"it had not ended after {limit_s:g} s (launch.trial_time_limit_s)"
+                )
+            elif time.monotonic() > self._store_at:
+                self._store()
+
+    def _leave_out(self, standstill: Standstill) -> float:
+        """Leave the time in which the trial stood still out of its figures.
+
+        Returns:
+            The seconds of standstill by the monotonic clock.
+        """
+        still_s, asleep_s = standstill.stood_still_s(TICK_S), standstill.asleep_s
+        if still_s:
+            self._phases.stand_still(still_s / standstill.waited_s())
+            self._began_s += still_s
+        if still_s or asleep_s:
+            self._note(standstill_s=(self.so_far.standstill_s or 0.0) + still_s + asleep_s)
+        return still_s
+
+    def _store(self) -> None:
+        began_s = time.monotonic()
+        self.store(self._record({phase: self.meter.running(phase) for phase in TRIAL_PHASES}))
+        ended_s = time.monotonic()
+        self._store_at = ended_s + max(STORE_EVERY_S, (ended_s - began_s) / _STORE_SHARE)
+
+    def _is_sign_of_life(self, event: events.Event) -> bool:
+        """Return whether an event shows progress; a script's repeated step does not."""
+        if self.spec.program is None or not isinstance(event, events.Progress):
+            return True
+        return event.step > (self.so_far.steps_done or 0)
+
+    def _said_at(self) -> float:
+        """Return the monotonic time at which a script that reports no steps last wrote to its log.
+
+        It has no other sign of life. A script that reports its steps may print whatever it likes
+        while it hangs.
+        """
+        if self.spec.program is None or not self._phase_untold:
+            return -math.inf
+        with contextlib.suppress(OSError):  # a removed log is no sign of life
+            if (size := self.trial.log.stat().st_size) != self._log_size[0]:
+                self._log_size = size, time.monotonic()
+        return self._log_size[1]
+
+    @property
+    def _silence(self) -> str:
+        limit = f"for {self.rules.timeout_s:g} s (launch.timeout_s)"
+        if self.spec.program is None or self._phase_untold:
+            return f"no sign of progress {limit}"
+        return f"no step was made {limit}, after step {self.so_far.steps_done or 0}"
+
+    def _on_event(self, event: events.Event) -> None:
+        match event:
+            case events.PhaseChanged(phase=phase, stage=stage, since_step=since_step):
+                # The trial's device is idle while the trial waits for the answer. Reading the meter
+                # takes a few ms and the counters tick every 0.1 s: answering first moves a window's
+                # edge by less than can be seen, and costs the trial nothing.
+                self.trial.answer()
+                self._phase_untold = False
+                if since_step:
+                    usual = Stage.STEPS if phase is Phase.TRAIN else Stage.EVALUATION
+                    self._phases.claim(phase, stage or usual)
+                self._phases.enter(phase, stage)
+            case events.StageBegun(stage=stage, kernels=kernels):
+                self._note(kernels=kernels)
+                self._phases.begin(stage)
+            case events.Progress(step=step, total_steps=total, cpu_wait_fraction=wait, ago_s=ago_s):
+                self._planned_steps = self._planned_steps or total
+                self._note(total_steps=total, steps_done=step, cpu_wait_fraction=wait)
+                if self.spec.program is not None:
+                    self._phases.stepped(ago_s)
+                self._project(step, total)
+                self.progress(step, total, self._train_kwh())
+            case events.Evaluated():
+                self._on_evaluation(event)
+            case events.Probed():
+                reported = {name: getattr(event, name) for name in _MEASURED_BY_RANKS}
+                self._note(
+                    **reported,
+                    steps_done=event.step,
+                    state=TrialState.PRUNED,
+                    stop_reason=StopReason.PROBE,
+                )
+            case events.Finished() if self._finished_training():
+                self._note(state=TrialState.COMPLETE)
+            case events.Finished():
+                self._fail(
+                    "crash",
+                    "the trial said that it had finished, but its last evaluation is missing",
+                )
+            case events.Failed(kind=kind, text=text, peak_memory_gib=peak):
+                self._note(peak_memory_gib=peak)
+                self._fail(kind, text)
+            case events.Exited(code=0) if self.spec.program is not None:
+                self._on_program_end()
+            case events.Exited(code=code):
+                self._on_exit(code)
+
+    def _on_evaluation(self, reported: events.Evaluated) -> None:
+        # A script may have evaluated before this report without having reported the phase.
+        if self.spec.program is not None:
+            self._phases.claim(Phase.EVAL, Stage.EVALUATION)
+        # If the evaluation was announced, the training window is closed; if not, `claim` has just
+        # moved what followed the last step to the evaluation.
+        train_kwh = self._train_kwh()
+        point = reported.point.model_copy(update={"train_energy_kwh": train_kwh})
+        # A script may evaluate a step again: the later evaluation counts.
+        while self._evals and self._evals[-1].step >= point.step:
+            self._evals.pop()
+        self._evals.append(point)
+        self._note(
+            **{name: getattr(reported, name) for name in _MEASURED_BY_RANKS},
+            predictions=reported.predictions or None,
+            steps_done=point.step,
+        )
+        finite = point.value is not None
+        stop = (
+            finite
+            and 0 < point.step < reported.total_steps
+            and self._should_prune(reported.total_steps)
+        )
+        if finite:  # the trial waits for the answer: bookkeeping comes later
+            self.trial.answer(stop=StopReason.TARGET if stop else None)
+        emissions = self.rules.emissions_kg_co2e(train_kwh)
+        for observer in self.observers:
+            observer.evaluated(self.spec.number, point, emissions)
+        if len(self._evals) < _STORED_AT_ONCE:
+            # Storing waits until the trial is running again.
+            self._store_at -= STORE_EVERY_S - _STORE_AGAIN_S
+        if not finite:
+            self._fail("diverged", self._not_finite)
+        elif stop:
+            self._note(state=TrialState.PRUNED, stop_reason=StopReason.TARGET)
+
+    def _stop_now(self) -> StopReason | None:
+        if self.rules.interrupted():
+            return StopReason.INTERRUPTED
+        if self._finished_training() and self.spec.program is None:
+            return None  # all its energy is spent already: its result costs nothing more
+        if self._finished_training():  # a script may go on using energy, so the budget still holds
+            return StopReason.BUDGET if self.rules.budget_spent() else None
+        # After the last step only the evaluation is left, which says how good the trial is.
+        made, total = self.so_far.steps_done or 0, self.so_far.total_steps or math.inf
+        if made < total and self.so_far.audited_at_step is None and self._exceeds_cap():
+            return StopReason.CAP
+        return StopReason.BUDGET if self.rules.budget_spent() else None
+
+    def _should_prune(self, total_steps: int) -> bool:
+        should_prune, evals = self.rules.should_prune, self._evals
+        if (
+            should_prune is None
+            or self.so_far.audited_at_step is not None
+            or evals[-1].step < self._ask_from
+        ):
+            return False
+        self._ask_from = evals[-1].step + total_steps / _MOST_QUESTIONS
+        if (forecast := should_prune(evals, total_steps)) is None:
+            return False
+        self._note(forecast=forecast, audited_at_step=evals[-1].step if self.rules.audit else None)
+        return not self.rules.audit
+
+    def _exceeds_cap(self) -> bool:
+        cap, share, projected_kwh = self.rules.cap_kg_co2e, *self._projected
+        # Work that a script does after a step may not be training: only its steps count.
+        steps_alone = self.spec.program is not None and not self._phase_untold
+        spent_kwh = self._phases.stepped_kwh if steps_alone else self._train_kwh()
+        spent, projected = map(self.rules.emissions_kg_co2e, (spent_kwh, projected_kwh))
+        contended = (self.so_far.cpu_wait_fraction or 0.0) >= CPU_CONTENTION_FROM
+        return exceeds_cap(cap, spent, share, projected, contended=contended)
+
+    def _project(self, step: int, total_steps: int) -> None:
+        """Project the energy of the whole training from the steps since the first report."""
+        train_kwh = self._train_kwh() if self.spec.program is None else self._phases.stepped_kwh
+        first_step, first_kwh = self._first_progress = self._first_progress or (step, train_kwh)
+        if step > first_step:
+            per_step_kwh = (train_kwh - first_kwh) / (step - first_step)
+            self._projected = (
+                (step - first_step) / total_steps,
+                train_kwh + per_step_kwh * (total_steps - step),
+            )
+
+    def _finished_training(self) -> bool:
+        return bool(self._evals) and self._evals[-1].step == self.so_far.total_steps
+
+    def _on_program_end(self) -> None:
+        """Find the quality of a script that has ended, and note its state.
+
+        A script is complete with its last report. One that has none of carbonopt's lines may print
+        its quality, or the study file says where it is read.
+        """
+        try:
+            self._read_quality()
+        except (BadInput, NoQuality) as error:
+            self._fail("bad_input" if isinstance(error, BadInput) else "no_quality", str(error))
+            return
+        if not self._evals:
+            name = self._quality.name
+            report = (
+                f'report it by carbonopt.script, or print one line of JSON at its end: {{"{name}":'
+                " VALUE}"
+            )
+            self._fail(
+                "no_quality",
+                f"the script ended without saying its {name}, the quality of the target; {report}",
+            )
+        elif self._evals[-1].value is None:
+            self._fail("diverged", self._not_finite)
+        elif not (made := self.so_far.steps_done or self._evals[-1].step):
+            must = "the last report must come after a step, but the script never called run.step()"
+            self._fail(
+                "bad_input",
+                f"{must}; call it after each one: what lies between steps is the training",
+            )
+        else:
+            planned = self._planned_steps or self.so_far.total_steps
+            self._note(
+                state=TrialState.COMPLETE,
+                total_steps=made,
+                planned_steps=None if planned == made else planned,
+            )
+
+    def _read_quality(self) -> None:
+        """Read the evaluations that the script has printed or left in a file.
+
+        Raises:
+            BadInput: If they can't be read.
+            NoQuality: If there are none where the study file says.
+        """
+        assert self.spec.program is not None
+        source, steps = self.spec.program.quality_from, self.so_far.steps_done or 1
+        if source is not None:
+            # Reading takes longer than a tick of the meter, and is no work of the script.
+            self._phases.enter(Phase.GAP)
+            points = source.read(
+                self.trial.log, Path(self.spec.program.folder), self._quality, steps
+            )
+        elif not self._evals:
+            points = printed_evaluations(self.trial.log_tail(PRINTED_LINES), self._quality, steps)
+        else:
+            return
+        self._evals[:] = [point for point in self._evals if points and point.step < points[0].step]
+        self._evals += [EvalPoint(**vars(point)) for point in points]
+        if points:  # a script that reports its steps may go on after its last evaluation
+            self._note(steps_done=max(points[-1].step, self.so_far.steps_done or 0))
+
+    @property
+    def _quality(self) -> Quality:
+        return self.so_far.quality.of
+
+    @property
+    def _not_finite(self) -> str:
+        is_loss = self._quality.value_of_mean == "exp"
+        return f"the {'evaluation loss' if is_loss else self._quality.name} is not finite"
+
+    def _on_exit(self, code: int) -> None:
+        """Note the failure of processes that ended without reporting a reason."""
+        # A program may turn a signal into an exit code of its own.
+        by_signal = code > SIGNALLED or self.spec.program is not None
+        if by_signal and was_interrupted(self.rules.interrupted):
+            self._note(state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED)
+        elif self.spec.program is not None and ran_out_of_memory(
+            self.trial.log_tail(PRINTED_LINES)
+        ):
+            self._fail("out_of_memory", f"the script ran out of memory and ended with code {code}")
+        elif code == channel.OUT_OF_MEMORY_EXIT and self.spec.program is None:
+            self._fail("out_of_memory", "a rank other than the first ran out of memory")
+        elif code == SIGNALLED + 9 and host_oom_kills() > self._oom_kills:
+            self._fail("out_of_memory", "the kernel killed it because the host ran out of memory")
+        else:
+            self._fail("crash", how_they_ended(code, self.trial.log_tail(PRINTED_LINES)))
+
+    def _fail(self, kind: str, text: str, *, with_tail: bool = True) -> None:
+        if with_tail and (tail := self.trial.log_tail()):
+            text = f"{text}\n{tail[-_MOST_TAIL_CHARACTERS:]}"
+        failure = {"kind": kind, "text": text, "log": str(self.trial.log)}
+        self._note(state=_STATES.get(kind, TrialState.FAILED), failure=failure)
+
+    def _train_kwh(self) -> float:
+        return self._phases.train_kwh
+
+    def _record(self, readings: dict[Phase, Reading]) -> TrialRecord:
+        """Return the trial's record with its measurements.
+
+        A running trial's record has no emissions, because those so far are no result.
+        """
+        state, train = self.so_far.state, readings[Phase.TRAIN]
+        last = self._evals[-1:] if state == TrialState.COMPLETE else ()
+        reached = {
+            name: getattr(point, name) for point in last for name in ("value", "sum", "count")
+        }
+        # A trial's end may show that the work after its last step was not training. No point of the
+        # curve may then have more energy than the whole training.
+        curve = tuple(at_most(point, train.total_kwh) for point in self._evals)
+        measured = {
+            **measured_fields(readings),
+            "evals": curve,
+            "quality": {**vars(self.so_far.quality), **reached},
+        }
+        if state != TrialState.RUNNING:
+            has_stages = bool(train.nodes)
+            emissions = self.rules.emissions_kg_co2e(train.total_kwh)
+            measured |= {
+                "stages": self._phases.stages if has_stages else None,
+                "emissions_kg_co2e": emissions,
+            }
+        return TrialRecord(**vars(self.so_far) | measured)

@@ -1,0 +1,1 @@
+"""The trained model: its kinds, weights, checks and memory."""

@@ -1,0 +1,213 @@
+"""Check whether trials can train a task's model.
+
+The model is made, run once, and tested for being causal.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from carbonopt.core.errors import BadInput
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space, values_of
+from carbonopt.train import ranks
+from carbonopt.train.failures import ran_out_of_memory, reason, refused
+from carbonopt.train.models import model as models
+from carbonopt.train.models.model_kind import ModelKind
+from carbonopt.train.optim.muon import groups_of
+from carbonopt.train.tasks.trainer_task import TrainerTask
+
+_LAYERS = 2  # models with two kinds of attention alternate them
+_VOCABULARY = 64  # vocabulary size of the model for a causality check
+_TOKENS = 12  # length of the input whose last token is changed
+# logits of earlier tokens may change by this fraction of the last token's change, in float32
+_LEAK = 1e-4
+_MOST_RUN = 60_000_000  # parameters of a model that is run whole, 0.24 GB
+_MOST_DRAWN = 1_000_000_000  # parameters of a model with few layers and a small vocabulary
+_UNMAKEABLE = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError, ZeroDivisionError,
+    AssertionError, RuntimeError,
+)  # fmt: skip
+
+
+def check_model(
+    task: TrainerTask, config: PreTrainedConfig, space: Space, folder: PreparedFolder
+) -> None:
+    """Raise BadInput if trials can't train the task's model.
+
+    Raises:
+        BadInput: transformers or PEFT can't make the model with a setting of the space, it fails on
+            the prepared examples, or a causal language model isn't causal.
+    """
+    check_settings(task, config, space)
+    _check_loss(task, config, folder)
+    if task.model_kind.auto_class == "AutoModelForCausalLM":
+        check_causality(task.model_kind, config, task.workload.model.trust_remote_code)
+
+
+def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) -> None:
+    """Raise BadInput if the model can't have what a dimension of the space asks for."""
+    kind, trusted = task.model_kind, task.workload.model.trust_remote_code
+    model_type = config.model_type
+    lora_rank = max((int(rank) for rank in values_of(space["lora_rank"]) if rank), default=0)
+    for attention in map(str, values_of(space["attention_implementation"])):
+        sentence = (
+            f"attention_implementation: {model_type} can't have {attention} here: {{}}; use another"
+            " one."
+        )
+        with refused(sentence, *_UNMAKEABLE), torch.device("meta"):
+            models.random_model(kind, config, attention, trusted)
+    if space["dropout"] is not None:
+        models.with_dropout(config, 0.0)
+    empty = models.empty_model(kind, config, trusted)
+    if (
+        True in values_of(space["gradient_checkpointing"])
+        and not empty.supports_gradient_checkpointing
+    ):
+        raise BadInput(f"gradient_checkpointing: {model_type} can't have it; leave it out.")
+    if space["weight_averaging"] is not None and any(
+        isinstance(part, _BatchNorm) for part in empty.modules()
+    ):
+        why = (
+            "its batch normalization has statistics of the weights that are trained, not of their"
+            " average"
+        )
+        raise BadInput(f"weight_averaging: {model_type} can't have it: {why}; leave it out.")
+    if "muon" in values_of(space["optimizer"]):
+        groups_of(empty, [], weight_decay=0.0)
+    if lora_rank:
+        with refused(
+            f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE
+        ):
+            models.with_lora(kind, empty, lora_rank, gradient_checkpointing=False)
+
+
+def lacking(task: TrainerTask, config: PreTrainedConfig, space: Space) -> dict[str, str]:
+    """Return the dimensions of a space that this model can't have, and why."""
+    kind, trusted = task.model_kind, task.workload.model.trust_remote_code
+    lacks = {}
+    for name, domain in space.domains().items():
+        try:
+            check_settings(task, config, Space(**{name: domain}))
+            if name == "output_layer":
+                for layer in map(str, values_of(domain)):
+                    models.check_output_layer(kind, config, layer, trusted)
+        except BadInput as error:
+            lacks[name] = str(error).removeprefix(f"{name}: ").removesuffix("; leave it out.")
+    return lacks
+
+
+def cut_down(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a copy of the configuration with two layers at most."""
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    if hasattr(text, "num_hidden_layers"):
+        text.num_hidden_layers = min(_LAYERS, text.num_hidden_layers)
+    return small
+
+
+def with_few_tokens(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return a copy of the configuration with two layers at most and a small vocabulary."""
+    small = cut_down(config)
+    text = small.get_text_config()
+    text.vocab_size = min(_VOCABULARY, text.vocab_size)
+    if isinstance(pad := getattr(text, "pad_token_id", None), int):
+        text.pad_token_id = min(pad, text.vocab_size - 1)
+    return small
+
+
+def _check_loss(task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder) -> None:
+    """Raise BadInput if the model fails on the prepared examples.
+
+    A large model runs with few layers. If that fails, the cut may be the reason: the error counts
+    if the whole model, without numbers, fails in the same way.
+    """
+    run, whole = config, _parameters(task, config) <= _MOST_RUN
+    if not whole:
+        try:
+            run = cut_down(config)
+            if _parameters(task, run) > _MOST_RUN:
+                return
+        except (BadInput, *_UNMAKEABLE):  # the model can't have few layers
+            return
+    error = _error(task, run, folder, ranks.device())
+    if error is None or not (
+        whole or repr(_error(task, config, folder, torch.device("meta"))) == repr(error)
+    ):
+        return
+    sentence = (
+        f"{config.model_type} of this configuration can't be trained on these data:"
+        f" {type(error).__name__}"
+    )
+    raise BadInput(f"{sentence}: {reason(error)}; use another model or configuration.") from error
+
+
+def _parameters(task: TrainerTask, config: PreTrainedConfig) -> int:
+    return models.parameter_count(task.model_kind, config, task.workload.model.trust_remote_code)
+
+
+def _error(
+    task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder, device: torch.device
+) -> Exception | None:
+    """Return the error of making the model and computing a micro batch's loss, or None.
+
+    Weights are random. Running out of memory counts as no error.
+    """
+    # some kernels of GPUs take no float32
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    trusted = task.workload.model.trust_remote_code
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            with device:
+                model: Any = task.model_kind.auto().from_config(
+                    config, dtype=dtype, trust_remote_code=trusted
+                )
+            task.example_loss(model, folder)
+    except _UNMAKEABLE as error:
+        return None if ran_out_of_memory(str(error)) else error
+    return None
+
+
+def check_causality(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> None:
+    """Raise BadInput if the logits of tokens change when a later token does.
+
+    The model is made with few layers and random weights, and the last of some tokens is changed. A
+    model that can't be cut down, or is too wide to be drawn, passes.
+    """
+    try:
+        small = with_few_tokens(config)
+        if models.parameter_count(kind, small, trust_remote_code) > _MOST_DRAWN:
+            return
+        with torch.random.fork_rng(), ranks.device():
+            model = kind.auto().from_config(
+                small, dtype=torch.float32, trust_remote_code=trust_remote_code
+            )
+            leaks = _looks_ahead(model)
+    except (BadInput, *_UNMAKEABLE):
+        return
+    if leaks:
+        decides = getattr(config.get_text_config(), "is_decoder", None) is False
+        instead = "give its configuration is_decoder: true" if decides else "use another model"
+        rule = "the model must predict each token from those before it"
+        raise BadInput(
+            f"{rule}, but {config.model_type} of this configuration looks ahead; {instead}."
+        )
+
+
+def _looks_ahead(model: PreTrainedModel) -> bool:
+    model.eval()
+    vocab_size = model.config.get_text_config().vocab_size
+    # Tokens come from the middle of the vocabulary: a padding token, often one of the first or
+    # last, could mask others.
+    tokens = (vocab_size // 2 + torch.arange(_TOKENS, device=model.device))[None] % vocab_size
+    changed = tokens.clone()
+    changed[0, -1] = tokens[0, 0]
+    with torch.no_grad():
+        logits, others = (
+            model(input_ids=read, use_cache=False).logits for read in (tokens, changed)
+        )
+    change = (logits - others).abs()
+    return bool(change[:, :-1].max() > _LEAK * change[:, -1].max())

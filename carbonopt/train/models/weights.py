@@ -1,0 +1,214 @@
+"""Load a pretrained model's weights, and refuse files that lack some of them.
+
+transformers draws weights at random that it doesn't find in the files, and says so only in a log.
+Here this is refused, before the first trial and again whenever a trial loads them.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.integrations import deepspeed as announced
+from transformers.modeling_utils import load_state_dict
+from transformers.trainer_utils import set_seed
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.format import count_text
+from carbonopt.spec.workload_settings import Model
+from carbonopt.train.failures import reason
+from carbonopt.train.models.model import attention_option, source, unloadable
+from carbonopt.train.models.model_kind import ModelKind
+
+MODEL_KEY = "workload.model.name_or_path"
+_SHOWN = 3  # number of tensor names in a message
+
+
+def check_weights(kind: ModelKind, model: Model, config: PreTrainedConfig) -> None:
+    """Load pretrained weights as a trial will, to check them.
+
+    A hub's weights are downloaded first, so that no trial has to wait.
+
+    Raises:
+        BadInput: There are no weights, their files can't be read, or they don't fit the
+            configuration.
+    """
+    if model.from_config is None:
+        check_loading(
+            kind.auto(), str(model.name_or_path), MODEL_KEY, config=config, **source(model)
+        )
+
+
+def check_loading(
+    auto: Any, name: str, key: str, *, config: PreTrainedConfig, **options: Any
+) -> None:
+    """Check whether `load` would succeed, on torch's meta device.
+
+    Shapes are compared and no numbers are read.
+
+    Raises:
+        BadInput: `load` would raise it, or there is nothing that can be loaded.
+    """
+    # Quantized weights can only be checked on the device that they are for.
+    place: dict[str, Any] = {} if is_quantized(config) else {"device_map": "meta"}
+    with unloadable("model", name):
+        try:
+            load(auto, name, key, config=config, **place, **options)
+        except BadInput:
+            raise
+        # Libraries raise anything on a damaged file, and don't name the file.
+        except Exception as error:
+            if not (files := _damaged(Path(name))):
+                raise
+            raise BadInput(
+                f"{key}: {files} can't be read ({reason(error)}); copy or save the model again."
+            ) from error
+
+
+def is_quantized(config: PreTrainedConfig) -> bool:
+    """Return whether the weights are stored in a form that takes kernels of its own to load."""
+    return getattr(config, "quantization_config", None) is not None
+
+
+def load(
+    auto: Any, name: str, key: str, *, new_head: bool = True, **options: Any
+) -> tuple[PreTrainedModel, Collection[str]]:
+    """Load a model; return it and the names of its parameters that are in no file.
+
+    Args:
+        auto: transformers' class.
+        name: The model's folder or its name on the hub.
+        key: The key of the study file, for messages.
+        new_head: Whether parameters of the head may be missing.
+        options: Options of `from_pretrained`.
+
+    Raises:
+        BadInput: Other tensors are missing, or any has another shape.
+        Exception: transformers can't read the files, and raises an error of its own.
+    """
+    # ignore_mismatched_sizes makes it report those tensors, instead of raising an error without
+    # names.
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, loaded = auto.from_pretrained(name, **options)
+    of, instead = (
+        type(model).__name__,
+        "give a whole folder, as save_pretrained writes it, with its own config.json",
+    )
+    if others := sorted(loaded["mismatched_keys"]):
+        shapes = [
+            f"{tensor} ({_shape(stored)}, not {_shape(own)})" for tensor, stored, own in others
+        ]
+        problem = f"but {name} differs in {count_text(len(others), 'tensor')}: {_listed(shapes)}"
+        raise BadInput(
+            f"{key}: the tensors of {of} must have the shapes that config.json says, {problem};"
+            f" {instead}."
+        )
+    missing = set(loaded["missing_keys"])
+    new = (
+        _of_head(model, missing, bool(options.get("trust_remote_code")))
+        if new_head and missing
+        else set()
+    )
+    if lost := sorted(missing - new):
+        tensors = count_text(len(model.state_dict()), "tensor")
+        problem = f"but those of {name} lack {len(lost)}: {_listed(lost)}"
+        raise BadInput(f"{key}: the files must hold all {tensors} of {of}, {problem}; {instead}.")
+    return model, new
+
+
+def _of_head(model: PreTrainedModel, names: Collection[str], trust_remote_code: bool) -> set[str]:
+    """Return those of the parameters that belong to a new head, which the base model lacks."""
+    saved = model.config.architectures or ()
+    if model.get_output_embeddings() is not None or type(model).__name__ in saved:
+        # A language model's output layer was saved with it, as was the head of a model saved with
+        # one.
+        return set()
+    try:
+        with whole(), torch.device("meta"):
+            base = AutoModel.from_config(model.config, trust_remote_code=trust_remote_code)
+    except ValueError:  # transformers has no class for the base model
+        base = model.base_model
+    own, prefix = base.state_dict().keys(), f"{model.base_model_prefix}."
+    # masked language models are saved without the pooler, which heads read
+    if type(base).__name__ not in saved:
+        own = {name for name in own if not name.startswith("pooler.")}
+    return {name for name in names if name.removeprefix(prefix) not in own}
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes)) or "one number"
+
+
+def _damaged(folder: Path) -> str:
+    """Return the paths of a folder's weight files that can't be read by themselves."""
+    damaged = []
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]):
+        try:
+            load_state_dict(file, map_location="meta")  # loads only weights from pickles
+        except Exception:  # noqa: BLE001, libraries raise anything on a damaged file
+            damaged.append(str(file))
+    return _listed(damaged)
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Make and load whole models within, although ZeRO-3 is announced to transformers.
+
+    transformers otherwise partitions any model that it makes or loads then.
+    """
+    before = announced._hf_deepspeed_config_weak_ref
+    announced.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        announced._hf_deepspeed_config_weak_ref = before
+
+
+def pretrained_model(
+    kind: ModelKind, model: Model, config: PreTrainedConfig, attention: str | None, seed: int
+) -> PreTrainedModel:
+    """Return the model with its trained weights, in float32.
+
+    DeepSpeed makes the half-precision copy and keeps the float32 weights as master weights. The
+    model must be made after TrainingArguments, so that ZeRO-3 can partition it while it loads.
+    Weights of a new head are drawn from the seed.
+
+    Raises:
+        BadInput: See `load`.
+    """
+    options = {
+        "config": config,
+        "dtype": torch.float32,
+        **source(model),
+        **attention_option(attention),
+    }
+    made, new = load(kind.auto(), str(model.name_or_path), MODEL_KEY, **options)
+    if new:
+        _draw_again(made, new, seed)
+    return made
+
+
+def _draw_again(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
+    """Draw these parameters as transformers does, but from the seed alone.
+
+    How many numbers have been drawn before depends on the ZeRO stage.
+    """
+    untrained = {name: weights for name, weights in model.named_parameters() if name in names}
+    for name, weights in untrained.items():
+        weights._is_hf_initialized = False  # type: ignore[attr-defined]
+        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = False  # type: ignore[assignment]
+    set_seed(seed)
+    if not announced.is_deepspeed_zero3_enabled():
+        model.initialize_weights()
+        return
+    from deepspeed import zero
+
+    with zero.GatheredParameters(list(untrained.values()), modifier_rank=0):
+        model.initialize_weights()

@@ -1,0 +1,1 @@
+"""The optimizer, its arguments, schedules and averages, and DeepSpeed's configuration."""

@@ -1,0 +1,1 @@
+"""A user's own training script: its command, its files and its processes."""

@@ -1,0 +1,343 @@
+"""A script's command as its user writes it: words or a line of shell, with placeholders."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.expression import Expression
+from carbonopt.core.values import Scalar
+
+_PARTS = re.compile(r"\{\{|\}\}|\$\{[^}]*\}|\{([^{}]*)\}|[{}]")
+# a placeholder's number, in the text that is split into words
+_MARKED = re.compile("\ue000([0-9]+)\ue001")
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t]+)|(?P<comment>\#[^\n]*)|"""
+    r"""(?P<redirection>[0-9]*(?:>>|>&|>\||<<<|<<|<&|>|<)|&>>?)
+    |(?P<operator>&&|\|\||\|&|[|&;()\n])|"""
+    r"""(?P<word>(?:[^\s|&;<>()'"\\`]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|`[^`]*`)+)""",
+    re.VERBOSE | re.DOTALL,
+)
+# Words that only a shell knows as the first word of a command.
+_OF_SHELLS = (
+    *(
+        "cd",
+        "source",
+        ".",
+        "export",
+        "exec",
+        "eval",
+        "set",
+        "unset",
+        "ulimit",
+        "umask",
+        "time",
+        "trap",
+        "wait",
+    ),
+    *("if", "for", "while", "until", "case", "function", "[[", "!"),
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_FORM = re.compile(r"[-+#0-9,_.]*[deEfFgG%]")
+# text that a shell leaves unchanged, within quotes and without
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%-]+")
+SHELL = ("bash", "-o", "pipefail", "-c")  # with pipefail, a failure in a pipe fails the whole
+
+
+class Variable(str):
+    """The name of a shell variable in place of a value that is known only when the command runs."""
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """An expression in braces and the format of its value, such as `{learning_rate / 10:.2e}`."""
+
+    expression: Expression
+    form: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Placeholder":
+        """Read the text between the braces. Raises BadInput."""
+        expression, colon, form = text.partition(":")
+        if colon and not _FORM.fullmatch(form):
+            must = "a format must be of digits, a dot and one of d e f g %, such as .2e"
+            raise BadInput(f"{{{text}}}: {must}, but got {form!r}.")
+        return cls(Expression.parse(expression), form)
+
+    def text(self, values: Mapping[str, Scalar]) -> str:
+        """Return the expression's value as it stands in a command.
+
+        Raises:
+            BadInput: It has no value, or its value can't be written in this format.
+        """
+        value = self.expression.value(values)
+        try:
+            return format(value, self.form) if self.form else as_text(value)
+        except ValueError as error:
+            place = f"{{{self.expression.text}:{self.form}}}"
+            raise BadInput(f"{place} can't be written for {value!r}: {error}.") from error
+
+
+def as_text(value: Scalar) -> str:
+    """Return a value as it stands in a command; a boolean is written as in YAML."""
+    if isinstance(value, Variable):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Simple:
+    """A program that the command runs: what stands between two operators of a shell."""
+
+    words: tuple[str, ...]  # words without its assignments, placeholders marked
+    # names and values of the variables that are assigned before it
+    assignments: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]  # files to which its standard output goes
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.assignments)
+
+    @property
+    def launcher(self) -> str:
+        """The program's name or the module of `python -m`; empty if it only assigns variables."""
+        words = self.words or ("",)
+        return words[2] if len(words) > 2 and words[1] == "-m" else words[0].rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed command; `Command.parse` makes one from its text."""
+
+    marked: str  # text with a mark in place of each placeholder
+    placeholders: tuple[Placeholder, ...]
+    variables: tuple[str, ...]  # shell variables that the command has in ${}
+
+    @classmethod
+    def parse(cls, text: str) -> "Command":
+        """Read a command. Raises BadInput for unmatched braces or quotes and wrong placeholders."""
+        placeholders: list[Placeholder] = []
+        variables: list[str] = []
+
+        def marked(part: re.Match[str]) -> str:
+            if part[0] in ("{{", "}}"):
+                return part[0][0]
+            if part[0].startswith("$"):
+                variables.append(part[0][2:-1])
+                return part[0]
+            if part[1] is None:
+                raise BadInput(f"{text!r} has braces that don't match; write {{{{ for a brace.")
+            placeholders.append(Placeholder.parse(part[1]))
+            return f"\ue000{len(placeholders) - 1}\ue001"
+
+        if "\ue000" in text or "\ue001" in text:
+            raise BadInput(f"{text!r} must have no characters U+E000 and U+E001.")
+        joined = re.sub(r"\\\r?\n", " ", text).strip()  # join lines that end with a backslash
+        command = cls(_PARTS.sub(marked, joined), tuple(placeholders), tuple(variables))
+        _ = command.words  # raises BadInput for unmatched quotes
+        return command
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all values that the command needs."""
+        return tuple(
+            dict.fromkeys(name for each in self.placeholders for name in each.expression.names)
+        )
+
+    @cached_property
+    def needs_shell(self) -> bool:
+        """True if only a shell can run it, for a redirection, pipe, variable, glob or the like."""
+        first = self.simple[0] if self.simple else None
+        if first is not None and (
+            first.variables or (first.words[:1] and first.words[0] in _OF_SHELLS)
+        ):
+            return True
+        if any(
+            token.lastgroup in ("redirection", "operator", "comment") and token[0] != "\n"
+            for token in self._tokens()
+        ):
+            return True
+        # shlex keeps these backslashes, a shell does not
+        if re.search(r'"[^"]*\\[$`]', self.marked):
+            return True
+        words = [token[0] for token in self._tokens() if token.lastgroup == "word"]
+        return any(word.startswith("~") or re.search("[$`*?]", _unquoted(word)) for word in words)
+
+    def argv(self, values: Mapping[str, Scalar]) -> list[str]:
+        """Return the words that are started for these values: the command's own, or a shell's.
+
+        A word that consists only of empty placeholders is left out.
+
+        Raises:
+            BadInput: A placeholder can't be written.
+        """
+        texts = [placeholder.text(values) for placeholder in self.placeholders]
+        if self.needs_shell:
+            return [*SHELL, self._for_shell(texts)]
+        filled = [(word, _with_texts(word, texts)) for word in self.words]
+        return [text for word, text in filled if text or _MARKED.sub("", word) or word == ""]
+
+    def filled(self, texts: Sequence[str]) -> str:
+        """Return the command's text as it is, with these texts in place of its placeholders."""
+        return _with_texts(self.marked, texts)
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The command split as a shell would, placeholders marked. Raises BadInput."""
+        try:
+            return shlex.split(self.marked)
+        except ValueError as error:
+            reason = str(error).removesuffix(".").lower()
+            split = "it can't be split into words as a shell would"
+            raise BadInput(
+                f"{split} ({reason} in {shortened(self.marked)}); close each quote."
+            ) from error
+
+    @cached_property
+    def simple(self) -> tuple[Simple, ...]:
+        """The programs that the command runs, in order."""
+        groups: list[list[re.Match[str]]] = [[]]
+        for token in self._tokens():
+            if token.lastgroup == "operator" and (token[0] != "\n" or self._is_of_lines):
+                groups.append([])
+            elif token.lastgroup in ("word", "redirection"):
+                groups[-1].append(token)
+        return tuple(_simple(group) for group in groups if group)
+
+    def check_lines(self) -> None:
+        """Raise BadInput for a line that a shell would run by itself although it continues another.
+
+        A line that begins with - or + continues the line before, which must then end with a
+        backslash. A command that ends with &, or whose last line only sets a variable, is refused
+        as well.
+        """
+        if not self._is_of_lines:
+            return
+        for line in self.marked.splitlines()[1:]:
+            if line.strip().startswith(("-", "+")):
+                raise BadInput(
+                    "lines that go on must end with a backslash in a command with a shell's signs;"
+                    " add them."
+                )
+        signs = [
+            token[0]
+            for token in self._tokens()
+            if token[0].strip() and token.lastgroup != "comment"
+        ]
+        if signs[-1:] == ["&"]:
+            raise BadInput(
+                "it must not end with &: a trial ends when its command does; leave the & out."
+            )
+        if self.simple and not self.simple[-1].words:
+            raise BadInput(
+                "its last line only sets a variable; end the line before it with a backslash."
+            )
+
+    def of(self, word: str) -> list[Placeholder]:
+        """Return the placeholders in one of the command's words."""
+        return [self.placeholders[int(mark[1])] for mark in _MARKED.finditer(word)]
+
+    def literal(self, word: str) -> bool:
+        """Return whether a word has no placeholder and nothing that a shell replaces.
+
+        A command without a shell has nothing that is replaced.
+        """
+        return not _MARKED.search(word) and not (self.needs_shell and re.search("[$`*?]", word))
+
+    @property
+    def _is_of_lines(self) -> bool:
+        """True if the end of a line ends a command, as it does if anything else needs a shell.
+
+        Otherwise a line break is no more than a space.
+        """
+        first = self.marked.split(maxsplit=1)[0] if self.marked else ""
+        if first in _OF_SHELLS or _ASSIGNMENT.match(first):
+            return True
+        kinds = {token.lastgroup for token in self._tokens() if token[0] != "\n"}
+        return not kinds.isdisjoint(("redirection", "operator"))
+
+    def _tokens(self) -> Iterator[re.Match[str]]:
+        place = 0
+        while place < len(self.marked):
+            token = _TOKEN.match(self.marked, place)
+            if token is None:
+                raise BadInput(
+                    "it can't be split into words as a shell would, from"
+                    f" {self.marked[place:][:40]!r} on."
+                )
+            yield token
+            place = token.end()
+
+    def _for_shell(self, texts: Sequence[str]) -> str:
+        """Return the line of shell with each text in its place, quoted as the place needs it."""
+        nests = re.search(r"\$\(|`|<<", self.marked) is not None
+        filled, quote, place = [], "", 0
+        while place < len(self.marked):
+            sign = self.marked[place]
+            if (mark := _MARKED.match(self.marked, place)) is not None:
+                filled.append(_quoted(texts[int(mark[1])], quote, nests))
+                place = mark.end()
+                continue
+            if sign == "\\" and quote != "'":
+                filled.append(self.marked[place : place + 2])
+                place += 2
+                continue
+            if sign in "'\"" and quote in ("", sign):
+                quote = "" if quote else sign
+            filled.append(" " if sign == "\n" and not quote and not self._is_of_lines else sign)
+            place += 1
+        return "".join(filled)
+
+
+def _with_texts(marked: str, texts: Sequence[str]) -> str:
+    return _MARKED.sub(lambda mark: texts[int(mark[1])], marked)
+
+
+def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
+    words: list[str] = []
+    assignments: list[tuple[str, str]] = []
+    outputs: list[str] = []
+    redirection = ""
+    for token in tokens:
+        if token.lastgroup == "redirection":
+            redirection = token[0]
+            continue
+        text = "".join(shlex.split(token[0])) if token[0] not in ("''", '""') else ""
+        if redirection:
+            if redirection in (">", ">>", ">|", "1>", "1>>", "&>", "&>>") or (
+                redirection == ">&" and text != "2"
+            ):
+                outputs += [text] if text not in ("/dev/stdout", "/dev/stderr") else []
+            redirection = ""
+        elif not words and (assigned := _ASSIGNMENT.match(text)):
+            assignments.append((assigned[0].rstrip("+="), text[assigned.end() :]))
+        else:
+            words.append(text)
+    return Simple(tuple(words), tuple(assignments), tuple(outputs))
+
+
+def _unquoted(word: str) -> str:
+    """Return the part of a word that a shell interprets.
+
+    It interprets nothing in single quotes, and `$` and backticks in double quotes.
+    """
+    word = re.sub(r"'[^']*'|\\.", "", word)
+    return re.sub(r'"((?:[^"\\]|\\.)*)"', lambda quoted: re.sub("[*?]", "", quoted[1]), word)
+
+
+def _quoted(text: str, quote: str, nests: bool) -> str:
+    """Return a text quoted for a shell, to stand within the given kind of quotes or without any."""
+    if isinstance(text, Variable):
+        return {"": f'"${{{text}}}"', '"': f"${{{text}}}", "'": f"'\"${{{text}}}\"'"}[quote]
+    if not text or _PLAIN.fullmatch(text):
+        return text
+    if nests:
+        raise BadInput(
+            f"{text!r} can't stand in a command with $(), backticks or <<; use letters, digits and"
+            " _ alone."
+        )
+    if quote == "'":
+        return text.replace("'", "'\\''")
+    return re.sub(r'(["$`\\])', r"\\\1", text) if quote == '"' else shlex.quote(text)

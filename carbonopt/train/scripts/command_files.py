@@ -1,0 +1,240 @@
+"""Find the user's own files that a command runs or names, without running it.
+
+They are found in the words of the command, in the import statements and plain texts of Python
+files, and in the words of shell scripts. Files of installed packages are left out, because package
+versions identify them.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import carbonopt
+from carbonopt.core.files import is_file, is_folder
+
+_LONGEST_NAME = 1024  # characters of a text that may be a path; longer ones are documents
+_SHELLS = re.compile(rb"#!.*\b(ba|da|z|k)?sh\b")
+_SHELL_WORD = re.compile(r"[^\s;|&<>()'\"`]+")
+_SUBSTITUTED = re.compile(r"\$\([^()]*\)")  # $(dirname "$0")
+_VARIABLE_FOLDER = re.compile(r"^.*\$(\w+|\{[^}]*\})/")  # $ROOT/ or ${ROOT}/
+_INSTALLED = ("site-packages", "dist-packages")
+# folders of Python's and carbonopt's own files
+_OWN_FOLDERS = (Path(os.__file__).parent, Path(carbonopt.__file__).parent)
+
+
+@dataclass
+class CommandFiles:
+    """The files of a command, found by following each file to those that it names.
+
+    Args:
+        folder: The folder in which the command runs.
+    """
+
+    folder: Path
+    # folders in which Python also looks for modules, by the command
+    python_path: tuple[Path, ...] = ()
+    # code: scripts and the modules that they import
+    program: list[Path] = field(default_factory=list)
+    # other files, and folders, that a word or a program names
+    named: list[Path] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, commands: Iterable[Sequence[str]], folder: Path, python_path: Sequence[str] = ()
+    ) -> "CommandFiles":
+        """Find the files of commands that run in a folder.
+
+        Words that are not known before a trial are empty. `python_path` has the folders of the
+        command's own PYTHONPATH.
+        """
+        found = cls(folder, tuple(folder / path for path in python_path))
+        for words in commands:
+            for before, word in zip(("", *words), words, strict=False):
+                if before == "-m":
+                    found._add_module(word, [folder, *found.python_path])
+                    continue
+                for text in _paths_in(word):
+                    found._add(text, [folder], with_folders=True)
+        return found
+
+    def _add(self, text: str, bases: Iterable[Path], *, with_folders: bool = False) -> None:
+        """Add the file of that name from the first of these folders that has it."""
+        if not text or len(text) > _LONGEST_NAME or "\0" in text or "\n" in text:
+            return
+        for base in bases:
+            path = Path(os.path.normpath(base / text))
+            if is_file(path):
+                if path.suffix == ".py":
+                    self._add_python(path)
+                elif _is_shell_script(path):
+                    self._add_shell(path)
+                elif path not in self.named and not _is_installed(path):
+                    self.named.append(path)
+                return
+            # A command might read anything in the folder in which it runs, but that isn't naming
+            # it.
+            if with_folders and is_folder(path) and not self.folder.is_relative_to(path):
+                if path not in self.named:
+                    self.named.append(path)
+                return
+
+    def _is_new(self, path: Path) -> bool:
+        if path in self.program or _is_installed(path):
+            return False
+        self.program.append(path)
+        return True
+
+    def _add_python(self, path: Path, roots: Sequence[Path] = ()) -> None:
+        """Add a Python file, the modules that it imports and the files that its texts name.
+
+        Args:
+            path: The file.
+            roots: Folders in which its imports are looked for; none for a script, whose own folder
+                is the first.
+        """
+        if not self._is_new(path):
+            return
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, RecursionError, OSError):
+            return  # it imports nothing; whether it has to run is not checked here
+        found = list(ast.walk(tree))
+        roots = [
+            *(roots or (*_search_path(path.parent), *self.python_path)),
+            *(self.folder / text for text in _added_paths(found)),
+        ]
+        for node in found:
+            for name in _imported(node):
+                self._add_module(name, roots)
+            if isinstance(node, ast.ImportFrom) and node.level:
+                self._add_relative(node, path, roots)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self._add(node.value, (self.folder, path.parent))
+
+    def _add_relative(self, node: ast.ImportFrom, path: Path, roots: Sequence[Path]) -> None:
+        package = path.parents[node.level - 1] if node.level <= len(path.parents) else path.parent
+        self._add_python_if_there(package / "__init__.py", roots)
+        below = [node.module] if node.module else []
+        for alias in node.names:
+            self._add_module(".".join([*below, alias.name]), [package], roots)
+
+    def _add_python_if_there(self, path: Path, roots: Sequence[Path]) -> None:
+        if is_file(path):
+            self._add_python(path, roots)
+
+    def _add_module(self, name: str, places: Sequence[Path], roots: Sequence[Path] = ()) -> None:
+        """Add a module's file and those of its parent packages, if they are the user's own.
+
+        The last part of a name may also be something in a module.
+        """
+        parts = name.split(".")
+        for place in places:
+            if not is_file(place / f"{parts[0]}.py") and not is_folder(place / parts[0]):
+                continue
+            folder = place
+            for part in parts:
+                self._add_python_if_there(folder / part / "__init__.py", roots or places)
+                self._add_python_if_there(folder / f"{part}.py", roots or places)
+                folder = folder / part
+            self._add_python_if_there(folder / "__main__.py", roots or places)
+            return
+
+    def _add_shell(self, path: Path) -> None:
+        """Add a shell script and the files that its words name.
+
+        Names are looked up where the script runs, in its own folder, and where it changes to.
+        """
+        if not self._is_new(path):
+            return
+        words = _SHELL_WORD.findall(
+            _SUBSTITUTED.sub("$HERE", path.read_bytes().decode(errors="replace"))
+        )
+        bases = [self.folder, path.parent]
+        for before, word in zip(("", *words), words, strict=False):
+            if before == "cd":
+                bases += [base / _VARIABLE_FOLDER.sub("", word) for base in bases]
+            elif before == "-m":
+                self._add_module(word, bases)
+            for text in _paths_in(word):
+                self._add(_VARIABLE_FOLDER.sub("", text), bases)
+
+
+def _paths_in(word: str) -> Iterator[str]:
+    """Yield the parts of a word that may be paths.
+
+    They are the whole word, and the text after the name of an option or a variable.
+    """
+    yield word
+    _, equals, value = word.partition("=")
+    if equals:
+        yield value
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Yield the modules that a node imports by absolute names.
+
+    In `from a import b`, b may be a module or not; both names are yielded.
+    """
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif (
+        isinstance(node, ast.Call) and node.args and isinstance(first := node.args[0], ast.Constant)
+    ):
+        called = (
+            node.func.attr
+            if isinstance(node.func, ast.Attribute)
+            else getattr(node.func, "id", None)
+        )
+        if called in ("import_module", "__import__", "run_module") and isinstance(first.value, str):
+            yield first.value
+
+
+def _added_paths(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Yield the folders that are added to sys.path as plain texts."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "sys.path.append",
+            "sys.path.insert",
+        ):
+            texts = (value.value for value in node.args if isinstance(value, ast.Constant))
+            yield from (text for text in texts if isinstance(text, str))
+
+
+def _search_path(folder: Path) -> list[Path]:
+    """Return the folders in which a script's imports are looked for, without installed packages."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [folder, *(Path(path).absolute() for path in given if path)]
+
+
+def _is_installed(path: Path) -> bool:
+    return (
+        any(part in path.parts for part in _INSTALLED)
+        or any(map(path.is_relative_to, _OWN_FOLDERS))
+        or any(map(_has_packages, path.parents))
+    )
+
+
+@cache
+def _has_packages(folder: Path) -> bool:
+    """Return whether pip has installed packages into a folder, as `pip install --target` does."""
+    try:
+        return any(folder.glob("*.dist-info/RECORD"))
+    except OSError:  # a folder that may not be read
+        return False
+
+
+def _is_shell_script(path: Path) -> bool:
+    if path.suffix in (".sh", ".bash", ".zsh") or path.name == "Makefile":
+        return True
+    try:
+        with path.open("rb") as file:
+            return _SHELLS.match(file.readline(200)) is not None
+    except OSError:
+        return False

@@ -1,0 +1,426 @@
+"""Checks of a script's command before anything is started, and notes for its user."""
+
+import ast
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carbonopt.core.errors import BadInput, hint, shortened
+from carbonopt.core.files import is_file, is_folder, is_there
+from carbonopt.core.quality import Quality
+from carbonopt.core.values import Scalar
+from carbonopt.spec.launch_settings import Launch
+from carbonopt.spec.space_settings import Space, values_of
+from carbonopt.train.scripts.command import as_text
+from carbonopt.train.scripts.config_template import ConfigTemplate
+from carbonopt.train.scripts.script_sources import (
+    command_files,
+    has_lines,
+    missing_modules,
+    options_of_bool,
+    python_paths,
+    working_folder,
+)
+from carbonopt.train.scripts.script_values import BATCHES, PLACEHOLDERS, derived, points
+
+if TYPE_CHECKING:
+    from carbonopt.train.tasks.script import Script
+
+# bytes: Linux's MAX_ARG_STRLEN, less the end of the string
+_LONGEST_ARGUMENT = 2**17 - 1
+_LARGEST_LOOKED_AT = 2**20  # bytes of a file that is searched for placeholders
+_OF_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_RANK_OPTIONS = {
+    "torchrun": ("--nproc_per_node", "--nproc-per-node"),
+    "torch.distributed.run": ("--nproc_per_node", "--nproc-per-node"),
+    "torch.distributed.launch": ("--nproc_per_node", "--nproc-per-node"),
+    "accelerate": ("--num_processes", "-n"),
+    "accelerate.commands.launch": ("--num_processes", "-n"),
+    "deepspeed": ("--num_gpus",),
+    "mpirun": ("-n", "-np"),
+    "srun": ("-n", "--ntasks"),
+}
+_OUTPUT_OPTION = re.compile(
+    r"--?(output|out|save|checkpoint|ckpt|logging|log)[-_]?(dir|folder|path)?|hydra\.run\.dir"
+)
+_NO_TEXT = "\0"
+
+
+def check(task: "Script", space: Space, launch: Launch) -> None:
+    """Raise BadInput for anything that would make every trial fail or train something unintended.
+
+    A trial must train what its configuration says.
+    """
+    folder = Path(task.workload.folder)
+    if not is_folder(folder):
+        raise BadInput(
+            f"workload.folder: no folder {folder}; give the one in which the command runs."
+        )
+    _check_dimensions(space)
+    known = _known(space)
+    template = task.template(dict.fromkeys(known, 0))
+    _check_names(task, space, template, known)
+    _check_values(task, space, template, launch.world_size)
+    _check_arguments(task, space)
+    _check_program(task, folder)
+    _check_ranks(task, launch)
+    _check_output(task)
+    _check_booleans(task, space)
+    if task.workload.warm and task.script is None:
+        must = (
+            "workload.warm: true needs a command that begins with `python FILE` or `python -m"
+            " MODULE`, without a shell"
+        )
+        raise BadInput(f"{must}, but it is {task.workload.command!r}; leave warm out.")
+    if task.workload.warm:
+        _check_same_python(task, folder)
+    for file in task.workload.files:
+        if not is_there(Path(file)):
+            raise BadInput(f"workload.files: there is no {file}; give existing files or folders.")
+
+
+def _known(space: Space) -> list[str]:
+    """Return the names that placeholders may have."""
+    of_all = (name for name in PLACEHOLDERS if name != "gradient_accumulation_steps")
+    return list(dict.fromkeys([*space.domains(), *derived(space), *of_all]))
+
+
+def _check_dimensions(space: Space) -> None:
+    for name in space.own:
+        if name == "gradient_accumulation_steps":
+            must = "search.space.gradient_accumulation_steps is derived from the batch sizes"
+            raise BadInput(
+                f"{must}: give global_batch_size and micro_batch_size_per_gpu in its place."
+            )
+        if not name.isidentifier() or name in PLACEHOLDERS:
+            raise BadInput(
+                f"search.space.{name}: a dimension's name must be a word of letters, digits and _,"
+                f" and none of {', '.join(PLACEHOLDERS)}, which carbonopt fills in."
+            )
+
+
+def _check_names(
+    task: "Script", space: Space, template: ConfigTemplate | None, known: Sequence[str]
+) -> None:
+    """Raise BadInput unless placeholders are known and each dimension is in a placeholder."""
+    command = task.command
+    for name in command.variables:
+        if name in known:
+            raise BadInput(
+                f"workload.command: ${{{name}}} is a variable of the shell; write {{{name}}}."
+            )
+    named = set(command.names) | set(template.names if template else ())
+    for name in sorted(named - set(known)):
+        if name in (*BATCHES, "gradient_accumulation_steps"):
+            must = f"workload.command: {{{name}}} needs a batch size in search.space"
+            raise BadInput(
+                f"{must}: add {BATCHES[0]} (of all ranks and passes) or {BATCHES[1]}, or both."
+            )
+        raise BadInput(f"workload.command: unknown placeholder {{{name}}}; {hint(name, known)}")
+    if ("config" in command.names) != (template is not None):
+        must = (
+            "workload.config_template, a file with placeholders, and {config} in workload.command"
+            " go together"
+        )
+        raise BadInput(f"{must}, but only one of them is there; add the other.")
+    used = named | {part for name in named for part in derived(space).get(name, ())}
+    for name in space.domains():
+        if name not in used:
+            must = "workload.command must have a placeholder for each dimension of search.space"
+            instead = f"put {{{name}}} into it, or leave it out there"
+            if (file := _file_with_placeholder(task, name)) is not None:
+                instead = (
+                    f"{file} has one: give it as workload.config_template, and {{config}} in its"
+                    " place"
+                )
+            elif name == BATCHES[0] and BATCHES[1] in named:
+                instead += "; {gradient_accumulation_steps} is made of it, too"
+            raise BadInput(f"{must}, but has none for {name}; {instead}.")
+
+
+def _file_with_placeholder(task: "Script", name: str) -> str | None:
+    """Return the name of a file of the command that has this placeholder, as a template would."""
+    found = command_files(task)
+    for file in (*found.program, *found.named):
+        if is_file(file) and file.stat().st_size <= _LARGEST_LOOKED_AT:
+            text = file.read_bytes().decode(errors="replace")
+            if (
+                name in ConfigTemplate(file.name, text, frozenset((name,))).names
+                and file.suffix != ".py"
+            ):
+                return file.name
+    return None
+
+
+def _check_values(
+    task: "Script", space: Space, template: ConfigTemplate | None, world_size: int
+) -> None:
+    """Raise BadInput unless all choices give values for placeholders and a valid template."""
+    placeholders = [
+        each for each in task.command.placeholders if not each.expression.is_name or each.form
+    ]
+    names = {name for each in placeholders for name in each.expression.names} | set(
+        template.names if template else ()
+    )
+    if names & {*derived(space), *BATCHES}:
+        names |= {*BATCHES, "world_size"}
+    others: dict[str, Scalar] = {"seed": 0, "trial": 0, "output_dir": "output", "config": "config"}
+    for number, point in enumerate(points(space, names, world_size)):
+        values = point | others
+        for placeholder in placeholders:
+            placeholder.text(values)
+        if template is not None:
+            template.filled(values)
+            if number == 0:
+                template.check(values)
+
+
+def _check_arguments(task: "Script", space: Space) -> None:
+    """Raise BadInput for words that the operating system refuses, and values of several words."""
+    values = {f"search.space.{name}": values_of(domain) for name, domain in space.domains().items()}
+    for key, texts in {"workload.command": task.command.words, **values}.items():
+        for text in map(str, texts):
+            if _NO_TEXT in text or len(text.encode()) > _LONGEST_ARGUMENT:
+                must = f"a word of a command must have no NUL and at most {_LONGEST_ARGUMENT} bytes"
+                raise BadInput(
+                    f"{key}: {must}, but is {shortened(text)} ({len(text.encode())} bytes)."
+                )
+    for key, choices in values.items():
+        for choice in choices:
+            if isinstance(choice, str) and re.match(r"--?[A-Za-z]\S*\s+\S", choice):
+                must = (
+                    f"{key}: a value is one word of the command, but {choice!r} has an option and"
+                    " more"
+                )
+                raise BadInput(
+                    f"{must}; give it as --option=value, or each option a dimension of its own."
+                )
+
+
+def _check_program(task: "Script", base: Path) -> None:
+    command, words = task.command, task.main.words
+    if command.needs_shell:
+        if shutil.which("bash") is None:
+            raise BadInput(
+                "workload.command has a shell's signs, but no bash is on PATH; leave them out, or"
+                " install it."
+            )
+        command.check_lines()
+        if any(each.words[:2] == ("conda", "activate") for each in command.simple):
+            raise BadInput(
+                "workload.command: conda activate needs your own shell; write "
+                "`conda run --no-capture-output -n NAME python ...`."
+            )
+    folder = working_folder(task, base)
+    if not command.literal(words[0]) or words[0].startswith("~") or folder is None:
+        return
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    named = str(folder / words[0]) if "/" in words[0] else words[0]
+    if (program := shutil.which(named, path=path)) is None:
+        if words[0] in ("source", ".", "eval", "exec", "export", "time"):
+            return
+        why = f"no program {words[0]} is on PATH or, as a path, in {folder}"
+        if is_there(Path(named)):
+            why = f"{named} can't be executed"
+        raise BadInput(
+            f"workload.command: {why}; give the name or path of one, such as `python FILE`."
+        )
+    # The first one is the script; others are values of options, which the script may make or look
+    # for elsewhere.
+    script = next(
+        (word for word in words[1:] if word.endswith(".py") and not word.startswith("-")), ""
+    )
+    if script and "=" not in script and command.literal(script) and not is_file(folder / script):
+        raise BadInput(
+            f"workload.command: no file {folder / script}; give an existing one, or"
+            " workload.folder."
+        )
+    # It isn't known what another Python than this one can run.
+    if task.script is None or Path(program).resolve() != Path(sys.executable).resolve():
+        return
+    kind, name = task.script
+    if (
+        kind == "module"
+        and PathFinder.find_spec(name.partition(".")[0], [str(folder), *sys.path]) is None
+    ):
+        why = f"this Python finds no module {name}"
+        raise BadInput(f"workload.command: {why}; install it, or give workload.folder.")
+    if kind == "file" and command.literal(words[1]):
+        try:
+            ast.parse(Path(name).read_bytes())
+        except (SyntaxError, ValueError) as error:
+            raise BadInput(
+                f"workload.command: {name} is no Python that runs: {error}; mend it."
+            ) from error
+
+
+def _check_same_python(task: "Script", folder: Path) -> None:
+    """Raise BadInput unless the command's Python is this one.
+
+    A warm trial is a fork of a process that needs carbonopt's own libraries.
+    """
+    word = task.command.words[0]
+    named = str(folder / word) if "/" in word else word
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    program = Path(shutil.which(named, path=path) or named)
+    # Pythons of two environments may be links to the same file, so compare folders as well.
+    places = [
+        (python.parent.resolve(), python.resolve()) for python in (program, Path(sys.executable))
+    ]
+    if places[0] != places[1]:
+        must = f"workload.warm: true forks trials from carbonopt's own Python, {sys.executable}"
+        raise BadInput(f"{must}, but the command names another one, {program}; leave warm out.")
+
+
+def _check_ranks(task: "Script", launch: Launch) -> None:
+    """Raise BadInput unless a launcher starts as many ranks as the launch has, on its GPUs."""
+    for name in _OF_GPUS:
+        words = task.main.words
+        in_env = words[:1] == ("env",) and any(word.startswith(f"{name}=") for word in words)
+        if in_env or any(name in each.variables for each in task.command.simple):
+            must = (
+                f"workload.command must not set {name}: the GPUs that are measured are those of"
+                " launch.gpus"
+            )
+            raise BadInput(f"{must}; leave it out, and give launch.gpus.")
+    words = task.main.words
+    script = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
+    for option in _RANK_OPTIONS.get(task.main.launcher, ()):
+        for place, word in enumerate(words[:script]):
+            given = word.removeprefix(f"{option}=") if word.startswith(f"{option}=") else None
+            given = words[place + 1] if word == option and place + 1 < len(words) else given
+            here = max(launch.ranks_of_nodes)
+            if (
+                given is not None
+                and given.isdigit()
+                and int(given) not in (here, launch.world_size)
+            ):
+                must = (
+                    f"workload.command: {option} must be the ranks of a trial, {launch.world_size},"
+                    f" but is {given}"
+                )
+                raise BadInput(
+                    f"{must}; write {option} {{world_size}}, or change launch.gpus and"
+                    " gpus_per_trial."
+                )
+
+
+def _check_output(task: "Script") -> None:
+    """Raise BadInput if the quality is read in an output that is redirected to a file."""
+    outputs = task.command.simple[-1].outputs
+    source = task.workload.quality_from
+    if not outputs or (source is not None and source.file is not None) or has_lines(task):
+        return
+    where = (
+        f"the command's output goes to {outputs[-1]}, so that the study can't read the quality"
+        " in it"
+    )
+    log = "each trial's output is kept in its folder anyway"
+    raise BadInput(
+        f"workload.command: {where}; leave the redirection out ({log}), write `2>&1 | tee"
+        f" {outputs[-1]}`, or give workload.quality_from with file."
+    )
+
+
+def _check_booleans(task: "Script", space: Space) -> None:
+    """Raise BadInput for a boolean dimension whose option argparse reads with type=bool.
+
+    argparse then takes every word but the empty one for true.
+    """
+    for name, domain in space.free().items():
+        texts = [as_text(value) for value in values_of(domain)]
+        if sum(map(bool, texts)) < 2 or not all(
+            isinstance(value, bool) for value in values_of(domain)
+        ):
+            continue
+        for file, option in options_of_bool(task):
+            if _option_of(task, name) == option:
+                said = (
+                    f"{file}: {option} has type=bool, for which every word is true, {texts[-1]!r}"
+                    " as well"
+                )
+                better = (
+                    f"give it action=argparse.BooleanOptionalAction and the choices [{option},"
+                    f" --no-{option[2:]}]"
+                )
+                raise BadInput(f"search.space.{name}: both values train alike. {said}; {better}.")
+
+
+def _option_of(task: "Script", name: str) -> str | None:
+    """Return the option before a dimension's placeholder.
+
+    It is `--shuffle` for both `--shuffle {shuffle}` and `--shuffle={shuffle}`.
+    """
+    words = task.main.words
+    for place, word in enumerate(words):
+        if any(placeholder.expression.names == (name,) for placeholder in task.command.of(word)):
+            return (
+                word.partition("=")[0]
+                if word.startswith("-")
+                else (words[place - 1] if place else None)
+            )
+    return None
+
+
+def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
+    """Return notes on what doesn't make trials fail but may not be what the user meant."""
+    said: list[str] = []
+    template = task.template(dict.fromkeys(_known(space), 0))
+    if template is not None and template.unknown:
+        kept = ", ".join(f"{{{name}}}" for name in template.unknown[:10])
+        said.append(
+            f"{template.name}: {kept} is kept as it is, because search.space has no such dimension"
+        )
+    if "output_dir" not in (*task.command.names, *(template.names if template else ())):
+        fixed = [
+            word for word in task.main.words if _OUTPUT_OPTION.fullmatch(word.partition("=")[0])
+        ]
+        if fixed:
+            said.append(
+                f"{fixed[0]}: all trials write into the same folder; {{output_dir}} is a folder of"
+                " each one's own"
+            )
+    if (other := _other_python(task)) is not None:
+        said.append(
+            f"python is {sys.executable} in a trial, not {other}, which your shell finds; name that"
+            " to run it"
+        )
+    if not has_lines(task):
+        prints = f'it has to print {{"{quality.name}": VALUE}} as a line of JSON, '
+        said.append(
+            "the script has no lines of carbonopt:"
+            f" {'' if task.workload.quality_from else prints}all its energy counts as training, its"
+            " imports and evaluations too, and no trial is stopped early"
+        )
+    hides = [value for value in python_paths(task) if "PYTHONPATH" not in value]
+    if hides and has_lines(task):
+        said.append(
+            f"PYTHONPATH={hides[0]} replaces the path by which a Python that lacks carbonopt finds"
+            f" it; write PYTHONPATH={hides[0]}:$PYTHONPATH"
+        )
+    missing = missing_modules(task)
+    if missing:
+        said.append(f"this Python finds no module {', '.join(missing)}, which the script imports")
+    return tuple(said)
+
+
+def _other_python(task: "Script") -> str | None:
+    """Return the python that the user's shell finds if it differs from a trial's, else None."""
+    if task.main.words[0] not in ("python", "python3"):
+        return None
+    found = shutil.which(task.main.words[0])
+    ours = shutil.which(task.main.words[0], path=str(Path(sys.executable).parent))
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    if (
+        found is None
+        or ours is None
+        or active is None
+        or Path(found).parent.samefile(Path(ours).parent)
+    ):
+        return None
+    return found

@@ -1,0 +1,186 @@
+"""Find the files that a script's command names, and what its Python files import."""
+
+import ast
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import is_folder
+from carbonopt.train.scripts.command_files import CommandFiles
+
+_WRITE = ("tee", "mkdir", "touch", "rm")  # programs whose words name the files that they write
+
+if TYPE_CHECKING:
+    from carbonopt.train.tasks.script import Script
+
+
+def command_files(task: "Script") -> CommandFiles:
+    """Find the files that the command runs and names, without those that it writes.
+
+    Names are relative to the folder in which its main program runs.
+    """
+    folder = Path(task.workload.folder).absolute()
+    try:
+        inside = working_folder(task, folder) or folder
+    except BadInput:
+        inside = folder
+    written = {file for each in task.command.simple for file in each.outputs}
+    programs = [
+        [word if task.command.literal(word) and word not in written else "" for word in each.words]
+        for each in task.command.simple
+        if each.launcher not in _WRITE
+    ]
+    own = [path for value in python_paths(task) for path in value.split(os.pathsep)]
+    return CommandFiles.of(
+        programs, Path(os.path.normpath(inside)), [path for path in own if path and "$" not in path]
+    )
+
+
+def python_paths(task: "Script") -> list[str]:
+    """Return the values that the command gives to PYTHONPATH."""
+    given: list[tuple[str, str]] = []
+    for each in task.command.simple:
+        given += each.assignments
+        if each.launcher in ("export", "env"):
+            given += [(word.partition("=")[0], word.partition("=")[2]) for word in each.words]
+    return [value for name, value in given if name == "PYTHONPATH"]
+
+
+def working_folder(task: "Script", folder: Path) -> Path | None:
+    """Return the folder in which the main program runs, or None if it isn't known."""
+    for each in task.command.simple:
+        if each is task.main:
+            return folder
+        if each.words[:1] == ("cd",):
+            if (
+                len(each.words) != 2
+                or not task.command.literal(each.words[1])
+                or each.words[1][:1] in "~-"
+            ):
+                return None
+            folder = folder / each.words[1]
+            if not is_folder(folder):
+                raise BadInput(
+                    f"workload.command: cd {each.words[1]}: no folder {folder}; give an existing"
+                    " one."
+                )
+    return folder
+
+
+def _sources(task: "Script") -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the command's Python files and those of the user's that they import, if readable.
+
+    A template of a Python file is one of them.
+    """
+    template = task.workload.config_template
+    if template is not None and template.name.endswith(".py"):
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            yield Path(template.name), ast.parse(template.text)
+    for path in command_files(task).program:
+        if path.suffix == ".py":
+            try:
+                yield path, ast.parse(path.read_bytes())
+            except (OSError, SyntaxError, ValueError, RecursionError):
+                continue  # `check` reports it for the script itself; another Python may read it
+
+
+def imported(task: "Script") -> Iterator[set[str]]:
+    """Yield the top-level names of the modules that each of the command's Python files imports."""
+    for _, tree in _sources(task):
+        names: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+        yield names
+
+
+def options_of_bool(task: "Script") -> Iterator[tuple[str, str]]:
+    """Yield the options of argparse with type=bool, each with the name of its file."""
+    for file, tree in _sources(task):
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            of_bool = any(
+                keyword.arg == "type"
+                and isinstance(keyword.value, ast.Name)
+                and keyword.value.id == "bool"
+                for keyword in node.keywords
+            )
+            if node.func.attr == "add_argument" and of_bool:
+                options = (
+                    argument.value for argument in node.args if isinstance(argument, ast.Constant)
+                )
+                yield from ((file.name, option) for option in options if isinstance(option, str))
+
+
+def has_lines(task: "Script") -> bool:
+    """Return whether the script uses carbonopt, or may do so because it can't be read."""
+    return surely_has_lines(task) or not task.imported
+
+
+def surely_has_lines(task: "Script") -> bool:
+    """Return whether the script imports carbonopt, or is given a name of it, as Hydra is."""
+    template = task.workload.config_template
+    given = [word for each in task.command.simple for word in each.words]
+    given += [] if template is None else [template.text]
+    return any("carbonopt.script" in text for text in given) or any(
+        "carbonopt" in modules for modules in task.imported
+    )
+
+
+def uses_deepspeed(task: "Script") -> bool:
+    """Return whether the script imports DeepSpeed or is given a DeepSpeed configuration."""
+    if any(
+        word.partition("=")[0] in ("--deepspeed", "--deepspeed_config") for word in task.main.words
+    ):
+        return True
+    return any("deepspeed" in modules for modules in task.imported)
+
+
+def missing_modules(task: "Script") -> list[str]:
+    """Return the modules that a script imports at its top and this Python lacks."""
+    if (
+        task.script is None
+        or task.script[0] != "file"
+        or task.main.words[0] not in ("python", "python3")
+    ):
+        return []
+    tops: dict[str, None] = {}
+    for path, tree in _sources(task):
+        for node in tree.body:
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += (
+                [node.module]
+                if isinstance(node, ast.ImportFrom) and node.module and not node.level
+                else []
+            )
+            tops |= dict.fromkeys(
+                module.partition(".")[0]
+                for module in modules
+                if not (path.parent / module).exists()
+            )
+    own = [task.workload.folder, str(Path(task.script[1]).parent)]
+    return [
+        name
+        for name in tops
+        if name not in sys.stdlib_module_names
+        and PathFinder.find_spec(name, [*own, *sys.path]) is None
+        and not _is_found_by_others(name)
+    ]
+
+
+def _is_found_by_others(name: str) -> bool:
+    """Return whether a finder of an editable installation knows the module."""
+    return any(
+        finder is not PathFinder
+        and hasattr(finder, "find_spec")
+        and finder.find_spec(name, None) is not None
+        for finder in sys.meta_path
+    )

@@ -1,0 +1,1 @@
+"""Cheaper steps and cheaper generation of the same results."""

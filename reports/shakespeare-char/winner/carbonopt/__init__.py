@@ -1,3 +1,0 @@
-"""carbonopt finds the fine-tuning configuration with the lowest emissions that still reaches a target quality."""
-
-__version__ = "0.1.0"

@@ -1,0 +1,42 @@
+"""What the models are told of a trial."""
+
+import itertools
+
+import pytest
+from small_studies import trial
+
+from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.trial import EvalPoint
+from carbonopt.search.observation import of_record
+
+
+def curve(points: int):
+    evals = tuple(
+        EvalPoint.of(PERPLEXITY, 100 / step, 100, step=step, tokens=None).model_copy(
+            update={"train_energy_kwh": step * 1e-6}
+        )
+        for step in range(points)
+        if step
+    )
+    return of_record(trial(0, evals=evals, total_steps=points - 1)).curve
+
+
+@pytest.mark.parametrize("points", [2, 9, 103, 129])
+def test_a_short_curve_is_told_whole(points: int) -> None:
+    assert len(curve(points)) == points - 1
+
+
+def test_of_a_long_curve_a_part_is_told_with_its_end() -> None:
+    told, whole = curve(8001), {step / 8000: 1 / step for step in range(1, 8001)}
+    assert len(told) == 128 and told[-1][0] == 1.0
+    assert all(whole[place] == pytest.approx(loss) for place, loss in told)
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(told)]
+    assert max(gaps) - min(gaps) < 2 / 8000
+
+
+def test_the_quality_before_the_first_step_is_no_point_of_the_curve() -> None:
+    start = EvalPoint.of(PERPLEXITY, 500.0, 100, step=0, tokens=None).model_copy(
+        update={"train_energy_kwh": 1e-9}
+    )
+    observed = of_record(trial(0, evals=(start,), total_steps=10, steps_done=None))
+    assert observed.curve == () and observed.cost_per_step is None

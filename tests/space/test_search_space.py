@@ -1,0 +1,264 @@
+"""The search space: which combinations can exist."""
+
+import itertools
+
+import pytest
+
+from carbonopt.core.dimensions import STABLE_DECAY, TrialParams
+from carbonopt.core.errors import BadInput
+from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.space_settings import Choices, Range, Space
+
+
+def space(*, world_size: int = 1, on_gpu: bool = True, **dimensions: object) -> SearchSpace:
+    base = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 1}
+    return SearchSpace(Space.model_validate(base | dimensions), world_size, on_gpu)
+
+
+def test_gradient_accumulation_is_derived_and_remainders_are_refused() -> None:
+    params = TrialParams(
+        global_batch_size=48, micro_batch_size_per_gpu=4, learning_rate=1e-3, epochs=1, world_size=3
+    )
+    assert params.gradient_accumulation_steps == 4
+    with pytest.raises(BadInput, match=r"multiple of .* but got 48 and 5 × 4"):
+        _ = params.model_copy(
+            update={"micro_batch_size_per_gpu": 5, "world_size": 4}
+        ).gradient_accumulation_steps
+
+
+def test_combinations_are_exactly_those_that_can_exist() -> None:
+    batches, micros, stages, offloads = (
+        (4, 8, 12),
+        (4, 8),
+        (0, 1, 2, 3),
+        ("none", "optimizer", "parameters"),
+    )
+    combinations = space(
+        global_batch_size={"choices": list(batches)},
+        micro_batch_size_per_gpu={"choices": list(micros)},
+        zero_stage={"choices": list(stages)},
+        offload={"choices": list(offloads)},
+    ).combinations
+    expected = [
+        {"global_batch_size": b, "micro_batch_size_per_gpu": m, "zero_stage": z, "offload": o}
+        for b, m, z, o in itertools.product(batches, micros, stages, offloads)
+        if b % m == 0 and not (o == "parameters" and z != 3) and not (o == "optimizer" and z == 0)
+    ]
+    assert combinations is not None
+    assert sorted(combinations, key=str) == sorted(expected, key=str)
+
+
+SCHEDULES = {
+    "lr_scheduler": {"choices": ["constant", "linear", STABLE_DECAY]},
+    "warmup_ratio": {"choices": [0.1, 0.0]},
+    "decay_ratio": {"choices": [0.2, 0.5]},
+}
+
+
+def test_configurations_that_train_alike_are_one() -> None:
+    schedule = ("lr_scheduler", "warmup_ratio", "decay_ratio")
+    combinations = space(**SCHEDULES).combinations
+    assert combinations is not None
+    assert sorted(tuple(values[name] for name in schedule) for values in combinations) == [
+        ("constant", 0.0, 0.2),
+        *(("linear", warmup, 0.2) for warmup in (0.0, 0.1)),
+        *(
+            (STABLE_DECAY, warmup, decay)
+            for warmup, decay in itertools.product((0.0, 0.1), (0.2, 0.5))
+        ),
+    ]
+    started = space(**SCHEDULES).start_values(
+        {"lr_scheduler": "constant", "warmup_ratio": 0.1, "decay_ratio": 0.5}
+    )
+    assert started == {"lr_scheduler": "constant", "warmup_ratio": 0.0, "decay_ratio": 0.2}
+
+
+def test_a_whole_run_may_be_warm_up_and_decay() -> None:
+    shares = {"warmup_ratio": {"low": 0.1, "high": 0.3}, "decay_ratio": {"low": 0.1, "high": 0.7}}
+    assert space(lr_scheduler={"choices": ["linear", STABLE_DECAY]}, **shares).combinations is None
+
+
+def test_defaults_fill_what_the_space_leaves_out() -> None:
+    params = space(world_size=2, global_batch_size={"choices": [8, 16]}).params(
+        {"global_batch_size": 16}
+    )
+    assert (params.micro_batch_size_per_gpu, params.zero_stage, params.offload) == (8, 1, "none")
+    assert params.gradient_accumulation_steps == 1
+
+
+def test_a_range_without_steps_is_endless() -> None:
+    assert space(learning_rate={"low": 1e-4, "high": 1e-2, "log": True}).combinations is None
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "words"),
+    [
+        ({"global_batch_size": 48, "micro_batch_size_per_gpu": 5}, ["48", "5 × 1", "multiple"]),
+        (
+            {
+                "global_batch_size": {"choices": [8, 9]},
+                "micro_batch_size_per_gpu": {"choices": [2, 4]},
+            },
+            ["9", "2, 4 × 1"],
+        ),
+        ({"global_batch_size": 9, "world_size": 2}, ["9", "world size"]),
+        ({"zero_stage": {"choices": [0, 5]}}, ["search.space.zero_stage", "0, 1, 2, 3", "5"]),
+        ({"zero_stage": True}, ["search.space.zero_stage", "True"]),
+        ({"zero_stage": 0, "offload": "optimizer"}, ["offload: optimizer", "0"]),
+        ({"zero_stage": 2, "offload": "parameters"}, ["offload: parameters", "3", "2"]),
+        ({"optimizer": "muon"}, ["optimizer: muon needs zero_stage 0", "got 1"]),
+        (
+            {"weight_averaging": 0.1, "zero_stage": 3},
+            ["weight_averaging needs zero_stage 0, 1 or 2", "got 3"],
+        ),
+        (
+            {"optimizer": {"choices": ["adamw", "muon"]}},
+            ["search.space.optimizer: muon goes with nothing", "got 1"],
+        ),
+        (
+            {"zero_stage": 1, "offload": {"choices": ["none", "parameters"]}},
+            ["parameters goes with nothing", "3"],
+        ),
+        (
+            {"weight_averaging": {"choices": [0, 0.01]}, "zero_stage": 3},
+            ["0.01 goes with nothing", "got 3"],
+        ),
+        ({"weight_averaging": 0.6}, ["search.space.weight_averaging", "at most 0.5", "0.6"]),
+        (
+            {"decay_ratio": 0.1},
+            ["decay_ratio needs lr_scheduler warmup_stable_decay", "not in the space"],
+        ),
+        ({"decay_ratio": 0.1, "lr_scheduler": "linear"}, ["decay_ratio", "fixed at linear"]),
+        (
+            {"warmup_ratio": 0.1, "lr_scheduler": "constant"},
+            ["warmup_ratio needs lr_scheduler", "fixed at constant"],
+        ),
+        (
+            {"warmup_ratio": {"low": 0, "high": 0.9}, "lr_scheduler": STABLE_DECAY},
+            ["at most 1", "0.9 + 0.2"],
+        ),
+        (
+            {
+                "warmup_ratio": 0.2,
+                "decay_ratio": {"choices": [0.9, 0.1]},
+                "lr_scheduler": STABLE_DECAY,
+            },
+            ["at most 1", "0.2 + 0.9"],
+        ),
+        ({"offload": "disk"}, ["search.space.offload", "disk"]),
+        ({"precision": "fp16", "on_gpu": False}, ["fp16", "GPU"]),
+        ({"output_layer": "fused_fp8", "on_gpu": False}, ["fused_fp8", "GPU"]),
+        ({"learning_rate": 0}, ["search.space.learning_rate", "above 0"]),
+        ({"learning_rate": {"choices": ["fast"]}}, ["search.space.learning_rate", "'fast'"]),
+        ({"epochs": {"low": 0, "high": 3}}, ["search.space.epochs", "above 0"]),
+        (
+            {"global_batch_size": {"low": 1.5, "high": 4}},
+            ["search.space.global_batch_size", "whole numbers"],
+        ),
+        (
+            {"global_batch_size": -4},
+            ["search.space.global_batch_size", "whole number from 1", "-4"],
+        ),
+        ({"warmup_ratio": 1.5}, ["search.space.warmup_ratio", "at most 1"]),
+        ({"lr_scheduler": "cosin"}, ["search.space.lr_scheduler", "cosine"]),
+        ({"lora_rank": 2.5}, ["search.space.lora_rank", "whole number"]),
+    ],
+)
+def test_spaces_that_cannot_be_are_refused(dimensions: dict, words: list[str]) -> None:
+    with pytest.raises(BadInput) as error:
+        space(**dimensions)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_start_must_lie_in_the_space() -> None:
+    searched = space(
+        global_batch_size={"choices": [8, 16]}, learning_rate={"low": 1e-4, "high": 1e-2}
+    )
+    assert searched.start_values({"global_batch_size": 8, "learning_rate": 1e-3}) == {
+        "global_batch_size": 8,
+        "learning_rate": 1e-3,
+    }
+    with pytest.raises(BadInput, match=r"search.start.global_batch_size: 32 is not in"):
+        searched.start_values({"global_batch_size": 32, "learning_rate": 1e-3})
+    with pytest.raises(BadInput, match="missing: learning_rate"):
+        searched.start_values({"global_batch_size": 8})
+    with pytest.raises(BadInput, match="unknown dimension batch"):
+        searched.start_values({"batch": 8})
+
+
+def test_a_trial_must_have_steps_that_can_be_counted() -> None:
+    long = space(
+        global_batch_size={"choices": [4, 8]}, epochs={"low": 1, "high": 1e12, "log": True}
+    )
+    with pytest.raises(
+        BadInput, match=r"epochs must make at most 1,000,000,000 steps, but 1e\+12 make 2.5e\+13"
+    ):
+        long.check_fits(100)
+    space(epochs=1e7).check_fits(800)
+    with pytest.raises(BadInput, match="epochs"):
+        space(epochs=1e7 + 1).check_fits(800)
+
+
+def test_a_script_s_user_knows_what_goes_with_what() -> None:
+    space = Space(
+        optimizer=Choices(choices=("adamw", "muon")), decay_ratio=Range(low=0.1, high=0.5)
+    )
+    assert (
+        SearchSpace(space, 1, False, own=True).rule_broken(
+            {"optimizer": "muon", "decay_ratio": 0.2}
+        )
+        is None
+    )
+    with pytest.raises(
+        BadInput,
+        match="allowed: adamw, muon, but got 'sgd'; under another name, such as own_optimizer",
+    ):
+        SearchSpace(Space(optimizer=Choices(choices=("sgd", "adamw"))), 1, False, own=True)
+
+
+def test_what_a_dimension_of_ones_own_affects_is_told_of_those_alone() -> None:
+    own = {
+        "watts": {"choices": [300, 400], "affects": "cost"},
+        "momentum": {"low": 0.8, "high": 1.0},
+    }
+    assert Space(**own).affects() == {"watts": "cost"}
+    with pytest.raises(
+        ValueError, match="affects is for dimensions of your own: what epochs affects is known"
+    ):
+        Space(epochs={"choices": [1, 2], "affects": "cost"})
+    with pytest.raises(ValueError, match="affects"):
+        Space(watts={"choices": [300, 400], "affects": "memory"})
+
+
+SCALED = {
+    "global_batch_size": 8,
+    "learning_rate": 1e-3,
+    "epochs": 1,
+    "world_size": {"choices": [1, 4]},
+}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rate"), [(None, 1e-3), ("none", 1e-3), ("sqrt", 2e-3), ("linear", 4e-3)]
+)
+def test_the_learning_rate_is_scaled_with_the_ranks(scaling: str | None, rate: float) -> None:
+    params = TrialParams(**SCALED | {"world_size": 4}, learning_rate_scaling=scaling)
+    assert params.optimizer_learning_rate == pytest.approx(rate)
+    assert params.arguments(10)["learning_rate"] == pytest.approx(rate)
+    assert params.as_record()["learning_rate"] == 1e-3
+    assert params.model_copy(update={"world_size": 1}).optimizer_learning_rate == 1e-3
+
+
+def test_at_one_rank_all_scalings_of_the_rate_are_one() -> None:
+    scaled = {**SCALED, "learning_rate_scaling": {"choices": ["none", "sqrt"]}}
+    space = SearchSpace(Space.model_validate(scaled), world_size=4, on_gpu=False)
+    assert (
+        space.canonical({"world_size": 1, "learning_rate_scaling": "sqrt"})["learning_rate_scaling"]
+        == "none"
+    )
+    assert (
+        space.canonical({"world_size": 4, "learning_rate_scaling": "sqrt"})["learning_rate_scaling"]
+        == "sqrt"
+    )
+    assert len(space.combinations) == 3

@@ -1,0 +1,79 @@
+"""Numbers that a pattern finds in a script's output."""
+
+from pathlib import Path
+
+import pytest
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import quality_of
+from carbonopt.spec.matches_of_lines import Value, find
+from carbonopt.spec.quality_source import QualitySource
+
+LOSS = quality_of("val_loss", "minimize")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "value"),
+    [
+        ("loss ([0-9.]+)", "loss 3.1e+02", ("3.1", "3.1e+02")),
+        ("loss=-?([0-9.]+)", "step 3 loss=-0.5", ("0.5", "-0.5")),
+        ("loss ([0-9.]+)", "loss 1,234.5", ("1", "1,234.5")),
+        ("top ([0-9])", "top 12", ("1", "12")),
+        ("loss ([0-9.]+)", "loss nan acc 0.3", "nan"),
+        ("loss ([0-9]+[.][0-9]+)", "loss -inf", "nan"),
+        (r"loss (\S+)", "loss inf", "inf"),
+        ("acc ([0-9][.][0-9]{2})", "acc 0.8567", "0.85"),
+        ("acc-([0-9.]+)", "acc-0.5", "0.5"),
+        ("^[0-9]+,([0-9.]+)", "3,0.5", "0.5"),
+        ("loss ([0-9.e-]+)", "loss 5e-4", "5e-4"),
+    ],
+)
+def test_a_part_of_a_number_is_told_and_no_number_is_none(
+    pattern: str, line: str, value: Value, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(f"loss 2.0\ntop 2\nacc 0.1\nloss=0.1\n{line}\n")
+    assert find(pattern, tmp_path / "log")[-1] == (None, value)
+
+
+def last(tmp_path: Path, line: str, **source: object) -> float | None:
+    (tmp_path / "log").write_text(f"step 1 loss 2.0\n{line}\n")
+    return QualitySource.model_validate(source).read(tmp_path / "log", tmp_path, LOSS, 10)[-1].value
+
+
+def test_a_diverged_training_has_no_quality_of_before(tmp_path: Path) -> None:
+    pattern = "step (?P<step>[0-9]+) loss (?P<value>[0-9.]+)"
+    assert last(tmp_path, "step 2 loss 1.5", pattern=pattern) == 1.5
+    assert last(tmp_path, "step 2 loss NaN", pattern=pattern) is None
+    with pytest.raises(BadInput, match=r"takes 3.1 of 3.1e\+02"):
+        last(tmp_path, "step 2 loss 3.1e+02", pattern=pattern)
+
+
+@pytest.mark.parametrize("step", ["10²", "²", "x", "-1", "١٢"])
+def test_a_step_that_is_no_number_is_refused(step: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="step"):
+        last(tmp_path, f"step {step} loss 1.5", pattern=r"step (?P<step>\S+) loss (?P<value>\S+)")
+
+
+@pytest.mark.parametrize(
+    ("lines", "value"),
+    [
+        ('{"acc": 0.9}\n{"acc": null}\n', None),
+        ('{"acc": 0.9}\n{"acc": 0.5, "note": "a\u2028b", "step": null}\n', 0.5),
+    ],
+)
+def test_null_is_how_loggers_write_nan(lines: str, value: float | None, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(lines)
+    source = QualitySource(file="log.jsonl", key="acc")
+    assert source.read(tmp_path / "log", tmp_path, LOSS, 10)[-1].value == value
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"acc": 0.9, "acc": 0.7}\n')
+    with pytest.raises(BadInput, match="once"):
+        QualitySource(file="log.jsonl", key="acc").read(tmp_path / "log", tmp_path, LOSS, 10)
+
+
+def test_digits_with_an_underscore_are_no_number(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text('{"acc": "0_9"}')
+    with pytest.raises(BadInput, match="0_9"):
+        QualitySource(file="log.json", key="acc").read(tmp_path / "log", tmp_path, LOSS, 10)

@@ -1,0 +1,234 @@
+"""The study file: what is read, and what is refused with which sentence."""
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from carbonopt.core.errors import BadInput
+from carbonopt.spec.space_settings import Choices, Fixed, Range
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import load_study, parse_study
+
+
+def refused(study: dict, write_study) -> str:
+    with pytest.raises(BadInput) as error:
+        load_study(write_study(study))
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_dimensions_are_choices_ranges_or_single_values(tiny_study: dict) -> None:
+    tiny_study["search"]["space"]["zero_stage"] = 2
+    space = parse_study(tiny_study, "here").search.space
+    assert space.global_batch_size == Choices(choices=(64, 128))
+    assert space.learning_rate == Range(low=1e-4, high=1e-2, log=True)
+    assert space.zero_stage == Fixed(value=2)
+
+
+def test_a_study_survives_being_stored(tiny_study: dict, replay_study: dict) -> None:
+    for study in (tiny_study, replay_study):
+        config = parse_study(study, "here")
+        assert StudyConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_exponents_without_a_dot_are_numbers(tmp_path: Path, tiny_study: dict) -> None:
+    text = yaml.safe_dump(tiny_study).replace("0.0001", "1e-4")
+    assert "1e-4" in text
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    assert load_study(path).search.space.learning_rate.low == 1e-4
+
+
+def test_paths_are_taken_from_the_study_files_folder(
+    tmp_path: Path, tiny_study: dict, write_study
+) -> None:
+    tiny_study["workload"]["dataset"] = {"train_files": ["data/a.txt"]}
+    config = load_study(write_study(tiny_study))
+    assert config.workload.dataset.train_files == (str(tmp_path / "data/a.txt"),)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("target.perplexty", 3, ["unknown key target.perplexty", "did you mean perplexity?"]),
+        (
+            "search.space.learning_rat",
+            1e-3,
+            ["unknown key search.space.learning_rat", "learning_rate"],
+        ),
+        ("search.space.epochs.choice", [1], ["unknown key search.space.epochs.choice", "choices"]),
+        ("serach", {}, ["unknown key serach", "search"]),
+        ("workload.model.from_confg", {}, ["unknown key workload.model.from_confg"]),
+        ("launch.gpu", [0], ["unknown key launch.gpu", "gpus"]),
+        ("target.perplexity", 0, ["target.perplexity", "greater than or equal to 1", "0"]),
+        ("target.perplexity", -1.5, ["target.perplexity", "-1.5"]),
+        ("target.perplexity", "low", ["target.perplexity", "'low'"]),
+        (
+            "search.space.epochs",
+            {"choices": []},
+            ["search.space.epochs", "choices must have at least one"],
+        ),
+        (
+            "search.space.learning_rate",
+            {"low": 1e-2, "high": 1e-4},
+            ["low <= high", "0.01", "0.0001"],
+        ),
+        ("search.space.learning_rate", {"low": 0, "high": 1, "log": True}, ["low > 0"]),
+        ("search.space.learning_rate", None, ["search.space.learning_rate"]),
+        ("search.sampler", "bayes", ["search.sampler", "'bayes'", "carbon"]),
+        ("budget", {}, ["budget", "at least one of"]),
+        ("budget.trials", 2.5, ["budget.trials", "2.5"]),
+        ("carbon", {}, ["carbon", "country"]),
+        ("carbon.country", "usa", ["carbon.country", "'usa'"]),
+        ("carbon.pue", 0.5, ["carbon.pue", "0.5"]),
+        ("launch.kind", "torque", ["launch", "torque"]),
+        ("launch.gpus", [0, 0], ["launch", "differ"]),
+        ("workload.sequence_length", 1, ["workload.sequence_length", "1"]),
+        ("workload.model", {}, ["workload.model", "exactly one of"]),
+        (
+            "workload.tokenizer",
+            {"kind": "byte", "train_bpe": 300},
+            ["workload.tokenizer", "exactly one of"],
+        ),
+        ("name", "", ["name"]),
+        ("target.perplexity", "45", ["target.perplexity", "'45'"]),
+        ("target.perplexity", float("inf"), ["target.perplexity"]),
+        ("target.perplexity", True, ["target.perplexity", "True"]),
+        ("budget.trials", "5", ["budget.trials", "'5'"]),
+        ("search.space.epochs", {"choices": [1], "low": 1, "high": 2}, ["has both"]),
+        ("search.space.epochs", {1: 2}, ["search.space.epochs"]),
+        (
+            "search.space.learning_rate",
+            {"low": 1e-4, "high": float("inf")},
+            ["search.space.learning_rate.high"],
+        ),
+        ("workload.dataset", {"train_files": ["~nosuchuser/x"]}, ["path"]),
+        ("carbon", "~nosuchuser/carbon.yaml", ["path"]),
+        ("carbon", "", ["carbon", "''"]),
+        ("carbon", "/dev/zero", ["can't read carbon /dev/zero: it must be a regular file"]),
+        ("search.space", ".", ["can't read search.space", "it must be a regular file"]),
+        ("carbon.trace", "", ["carbon.trace", "at least 1 character", "''"]),
+        ("name", "two\nlines", ["name", "control character", r"'two\nlines'"]),
+        (
+            "search.space.learning_rate",
+            float("inf"),
+            ["learning_rate", "must be a finite number", "inf"],
+        ),
+        ("search.space.epochs", {"choices": [None]}, ["epochs", "must be a finite number", "None"]),
+        ("search.space.epochs", {"low": "1", "high": 8}, ["epochs", "low", "'1'"]),
+        (
+            "launch.kind",
+            "abc",
+            ["launch: kind must be one of 'local', 'slurm', 'hostfile', 'replay', but got 'abc'"],
+        ),
+        ("name", "..", ["name", "must not be of dots only", "'..'", "give a word"]),
+        ("carbon.region", "\x1b[31m", ["carbon.region", "control character"]),
+    ],
+)
+def test_what_is_wrong_is_named(
+    path: str, value: object, words: list[str], tiny_study: dict, write_study
+) -> None:
+    study = copy.deepcopy(tiny_study)
+    *parents, last = path.split(".")
+    place = study
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    sentence = refused(study, write_study)
+    for word in words:
+        assert word in sentence
+
+
+def test_missing_keys_are_named(tiny_study: dict, write_study) -> None:
+    del tiny_study["target"]
+    assert "target is missing" in refused(tiny_study, write_study)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: a\nname: b\n", "given twice"),
+        ("- a\n- b\n", "must hold keys"),
+        ("name: [\n", "not valid YAML"),
+        ("", "must hold keys"),
+        ("a: &x [1, 2]\nb: *x\n", "aliases"),
+        ("budget: {hours: 1:30}\n", "1:30 is no decimal number"),
+        ("budget: {hours: 1:30.5}\n", "1:30.5 is no decimal number"),
+        ("budget: {trials: 010}\n", "010 is no decimal number"),
+        ("name: a\nbudgett: {trials: 3}\n", "did you mean budget"),
+        ("? [a]\n: 1\n", "plain text"),
+        ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        ('name: !!int ""\n', "'' can't be read as int at line 1"),
+        ("name: !!int [1]\n", "can't be read as int"),
+        ("name: !!map [a]\n", "can't be read as a mapping"),
+        ("name: !!bool abc\n", "'abc' can't be read as bool"),
+        (f"budget: {{trials: 0x{'f' * 4000}}}\n", "is no decimal number"),
+        ('name: "\\ud800"\n', "its text can't be read"),
+    ],
+)
+def test_what_is_no_study_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=words):
+        load_study(path)
+
+
+def test_a_date_is_a_name_as_another(tiny_study: dict, write_study) -> None:
+    path = write_study({**tiny_study, "name": "to-be-dated"})
+    path.write_text(path.read_text().replace("to-be-dated", "2024-01-01"))
+    assert load_study(path).name == "2024-01-01"
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No such file"):
+        load_study(tmp_path / "nowhere.yaml")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="text is not valid"):
+        load_study(binary)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(
+        BadInput, match=r"can't read the study file .*pipe: it must be a regular file"
+    ):
+        load_study(tmp_path / "pipe")
+    large = tmp_path / "large.yaml"
+    large.write_text("#" * (2**20 + 1))
+    with pytest.raises(BadInput, match="it must have 1 MiB at most"):
+        load_study(large)
+
+
+def test_a_piece_may_be_in_the_home_folder(
+    tmp_path: Path, tiny_study: dict, write_study, monkeypatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "carbon.yaml").write_text("{country: FRA, trace: a.csv}")
+    tiny_study["carbon"] = "~/carbon.yaml"
+    carbon = load_study(write_study(tiny_study)).carbon
+    assert (carbon.country, carbon.trace) == ("FRA", str(tmp_path / "a.csv"))
+
+
+def test_choices_that_a_command_can_not_tell_apart_are_refused(
+    tiny_study: dict, write_study
+) -> None:
+    tiny_study["search"]["space"]["epochs"] = {"choices": [1, "1"]}
+    assert "choices must differ from each other, but got [1, '1']" in refused(
+        tiny_study, write_study
+    )
+
+
+def test_check_needs_the_database_that_queries_are_judged_by() -> None:
+    path = Path(__file__).parents[2] / "studies" / "library-sql.yaml"
+    study = {**yaml.safe_load(path.read_text()), "target": {"execution_match": 0.5}}
+    study["workload"]["dataset"]["train_files"] = study["workload"]["dataset"]["eval_files"] = [
+        str(path)
+    ]
+    with pytest.raises(
+        BadInput, match=r"target\.execution_match needs workload\.dataset\.database"
+    ):
+        check(parse_study(study, path))

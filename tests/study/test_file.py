@@ -1,0 +1,121 @@
+"""What a study file may hold: read in no time, as it was written, or refused in one sentence."""
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import refusal, within
+
+from carbonopt.core.errors import BadInput
+from carbonopt.study.study_file import load_study, read_mapping
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("word", ["NO", "no", "ON", "off", "Yes", "y", "n", "N"])
+def test_words_that_old_yaml_takes_for_booleans_are_text(word: str, tmp_path: Path) -> None:
+    assert read_mapping(written(tmp_path / "a.yaml", f"{word}: {word}"), "a file") == {word: word}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("true", True), ("False", False), ("TRUE", True), ('"true"', "true")]
+)
+def test_booleans_are_those_of_yaml_1_2(word: str, value: bool | str, tmp_path: Path) -> None:
+    assert read_mapping(written(tmp_path / "a.yaml", f"key: {word}"), "a file") == {"key": value}
+
+
+def test_norway_and_ontario_are_named_as_they_were_written(
+    replay_study: dict, tmp_path: Path
+) -> None:
+    text = yaml.safe_dump({key: value for key, value in replay_study.items() if key != "carbon"})
+    with pytest.raises(
+        BadInput, match=r"carbon.country: must be three capital letters, .* but got 'NO'"
+    ):
+        load_study(written(tmp_path / "a.yaml", f"{text}carbon: {{country: NO}}\n"))
+    config = load_study(
+        written(tmp_path / "b.yaml", f"{text}carbon: {{country: CAN, region: ON}}\n")
+    )
+    assert config.carbon.region == "ON"
+
+
+def test_a_boolean_of_old_yaml_is_told_what_to_write(replay_study: dict, tmp_path: Path) -> None:
+    text = yaml.safe_dump(replay_study)
+    with pytest.raises(BadInput, match=r"track.tensorboard: must be true or false, but got 'yes'"):
+        load_study(written(tmp_path / "a.yaml", f"{text}track: {{tensorboard: yes}}\n"))
+
+
+LARGE = 900_000  # bytes
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("a: [" + "1, " * (LARGE // 3) + "]", "10,000 keys and values"),
+        (
+            "".join(f"k{number}: {{a: [1]}}\n" for number in range(LARGE // 16)),
+            "10,000 keys and values",
+        ),
+        ("a: " + "[" * LARGE, "nested too deeply"),
+        ("a: !!" + "x" * LARGE, "tag"),
+        ("a: " + "x " * (LARGE // 2), "unknown key a"),
+        ("a: |\n" + "  x\n" * (LARGE // 4), "unknown key a"),
+        ("#\n" * (LARGE // 2), "must hold keys"),
+    ],
+    ids=["list", "mapping", "deep", "tag", "words", "block", "comments"],
+)
+def test_a_large_file_is_read_or_refused_at_once(what: str, says: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "large.yaml", what)
+    began_s = time.process_time()
+    with pytest.raises(BadInput, match=says) as refused:
+        load_study(path)
+    assert time.process_time() - began_s < 3
+    assert len(str(refused.value)) < 1500
+
+
+@pytest.mark.parametrize("intensity", [5e-324, 1e-9, 0.0, -1.0, 5001.0, 1e300])
+def test_an_intensity_that_no_grid_has_is_refused(
+    intensity: float, replay_study: dict, write_study
+) -> None:
+    replay_study["carbon"] = {"intensity_g_co2e_per_kwh": intensity}
+    assert "carbon.intensity_g_co2e_per_kwh" in refusal("check", write_study(replay_study))
+
+
+def test_a_section_without_keys_says_so(replay_study: dict, write_study) -> None:
+    replay_study["budget"]["trails"] = 3
+    sentence = refusal("check", write_study(replay_study))
+    assert "budget.trails" in sentence and "did you mean trials" in sentence
+
+
+@pytest.mark.slow
+def test_check_names_a_gpu_that_is_not_there(tiny_study: dict, write_study) -> None:
+    tiny_study["launch"] = {"kind": "local", "gpus": [97]}
+    done = within("check", write_study(tiny_study))
+    assert "not here" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["python t.py --text '{words}' {x}", "python -c '{program}' {x}", "python t.py --o {name} {x}"],
+)
+def test_a_word_of_a_command_may_be_longer_than_a_files_name(
+    command: str, write_study, tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text("")
+    words = {"words": "word " * 80, "program": "print(1);" * 40, "name": "y" * 300}
+    for name, text in words.items():
+        command = command.replace(f"{{{name}}}", text)
+    raw = {
+        "name": "long",
+        "workload": {"task": "script", "command": command, "folder": str(tmp_path)},
+        "target": {"accuracy": 0.7},
+        "search": {"space": {"x": {"choices": [1, 2, 3]}}},
+        "budget": {"trials": 3},
+        "carbon": {"intensity_g_co2e_per_kwh": 230},
+        "launch": {"gpus": []},
+    }
+    done = within("check", write_study(raw))
+    assert done.returncode == 0, done.stderr

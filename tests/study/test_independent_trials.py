@@ -1,0 +1,170 @@
+"""A script's trial begins clean: without what an interrupted attempt or another trial has left."""
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+from commands import carbonopt
+from small_studies import study, trial
+from test_script import exported, study_of
+
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.quality import quality_of
+from carbonopt.report.sections.trial_conduct_section import caveats
+from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import headline
+from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.study.inherited_files import InheritedFiles
+from carbonopt.train.tasks.script import Script, ScriptWorkload
+
+
+def began(folder: Path) -> float:
+    """When a study's first trial began; what is written from now on is later, whatever the file
+    system's clock.
+    """
+    time.sleep(0.02)
+    now_s = time.time()
+    time.sleep(0.02)
+    return now_s
+
+
+def inherited(folder: Path, since_s: float, *, trial) -> tuple[str, ...]:
+    """The files that are inherited by a trial that does this."""
+    found = InheritedFiles([folder], [(since_s, math.inf)])
+    time.sleep(0.02)
+    trial()
+    return found.read()
+
+
+def test_a_file_that_a_trial_changed_and_another_reads_is_inherited(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("before the study")
+    since_s = began(tmp_path)
+    (tmp_path / "ckpt").mkdir()
+    weights, log = tmp_path / "ckpt" / "last.bin", tmp_path / "log.txt"
+    weights.write_text("of trial 0")
+    log.write_text("trial 0\n")
+
+    def resumes() -> None:
+        (tmp_path / "data.csv").read_text()
+        weights.read_text()
+        weights.write_text("of trial 1")
+        with log.open("a") as file:
+            file.write("trial 1\n")
+
+    assert inherited(tmp_path, since_s, trial=resumes) == ("ckpt/last.bin",)
+
+
+def test_what_its_user_changed_between_two_trials_is_not_inherited(tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    (tmp_path / "last.bin").write_text("of trial 0")
+    until_s = began(tmp_path)
+    (tmp_path / "study.yaml").write_text("budget: {trials: 9}")
+    found = InheritedFiles([tmp_path], [(since_s, until_s)])
+    time.sleep(0.02)
+    for name in ("last.bin", "study.yaml"):
+        (tmp_path / name).read_text()
+    assert found.read() == ("last.bin",)
+
+
+def test_what_is_written_and_not_read_is_not_inherited(tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    (tmp_path / "last.bin").write_text("of trial 0")
+    assert (
+        inherited(tmp_path, since_s, trial=lambda: (tmp_path / "last.bin").write_text("of trial 1"))
+        == ()
+    )
+    assert (
+        inherited(tmp_path, since_s, trial=lambda: (tmp_path / "new.bin").write_text("of trial 1"))
+        == ()
+    )
+
+
+@pytest.mark.parametrize("leaves", ["read by its own trial", "replaced", "removed"])
+def test_what_cannot_be_known_counts_as_read(leaves: str, tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    weights = tmp_path / "last.bin"
+    weights.write_text("of trial 0")
+    if leaves == "read by its own trial":
+        status = weights.stat()
+        os.utime(weights, ns=(status.st_ctime_ns + 10**9, status.st_mtime_ns))
+
+    def trial() -> None:
+        if leaves == "replaced":
+            (tmp_path / "made").write_text("of trial 1")
+            (tmp_path / "made").replace(weights)
+        elif leaves == "removed":
+            weights.unlink()
+
+    assert inherited(tmp_path, since_s, trial=trial) == ("last.bin",)
+
+
+def test_caches_hidden_files_and_studies_are_not_looked_at(tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    for name in (
+        "__pycache__/train.pyc",
+        ".cache/x",
+        "runs/own/study.db",
+        "runs/own/trials/0000/output/last.bin",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+
+    def reads_all() -> None:
+        for file in tmp_path.rglob("*"):
+            if file.is_file():
+                file.read_bytes()
+
+    assert inherited(tmp_path, since_s, trial=reads_all) == ()
+
+
+def test_each_attempt_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    task = Script(ScriptWorkload(command="python train.py {output_dir}", folder=str(tmp_path)))
+    folders = []
+    for attempt in (1, 2, 3):
+        spec = TrialSpec(
+            number=0,
+            attempt=attempt,
+            seed=0,
+            params=TrialParams(),
+            workload={},
+            prepared_dir="",
+            trial_dir="/study/0",
+        )
+        folders.append(task.program(spec, quality_of("accuracy", "maximize")).argv[-1])
+    assert folders == ["/study/0/output", "/study/0/output-2", "/study/0/output-3"]
+
+
+def test_inherited_files_are_said_before_the_recommendation() -> None:
+    clean = StudyView(study(trial(0), trial(1)))
+    assert not list(caveats(clean)) and "clean" not in headline(clean)
+    unclean = StudyView(study(trial(0), trial(1, inherited_files=("ckpt/last.npz",))))
+    (caveat,) = caveats(unclean)
+    assert (caveat.key, caveat.level.name) == ("inherited_files", "CRITICAL")
+    assert "ckpt/last.npz" in caveat.text and "{output_dir}" in caveat.text
+    assert "did not begin clean" in headline(unclean)
+
+
+RESUMES = """
+import os, time
+import carbonopt.script as carbon
+run = carbon.run(total_steps=6)
+begin = 0.5
+if os.path.exists("last.txt"):
+    begin = float(open("last.txt").read())
+for step in range(6):
+    time.sleep(0.05)
+    run.step()
+open("last.txt", "w").write(str(begin + 0.1))
+run.report(accuracy=begin)
+"""
+
+
+@pytest.mark.slow
+def test_a_study_of_a_script_that_resumes_from_a_fixed_folder_says_so(tmp_path: Path) -> None:
+    carbonopt("run", study_of(tmp_path, RESUMES), "--out", tmp_path / "out")
+    assert [record["inherited_files"] for record in exported(tmp_path / "out")] == [
+        [],
+        ["last.txt"],
+    ]

@@ -1,0 +1,55 @@
+"""The phases and stages of a trial: what each took, and that they add up to the trial."""
+
+import math
+import time
+
+import pytest
+
+from carbonopt.core.trial import Phase, Stage
+from carbonopt.energy.replay_meter import ReplayMeter
+from carbonopt.study.phases import TrialPhases
+
+
+def test_a_stage_too_short_for_a_reading_has_its_share_of_the_next_one() -> None:
+    """A first step of some milliseconds took no energy by the meter's readings, which are 50 ms
+    apart.
+    """
+    meter = ReplayMeter()
+    meter.enter(Phase.SETUP)
+    phases = TrialPhases(meter)
+    meter.advance(Phase.SETUP, 1e-6, 0.01)
+    phases.enter(Phase.TRAIN)
+    time.sleep(0.02)
+    phases.begin(Stage.STEPS)  # nothing was read since the training began
+    time.sleep(0.06)
+    meter.advance(Phase.TRAIN, 8e-6, 0.08)
+    phases.enter(Phase.EVAL)
+    first, steps = phases.stages[Stage.COMPILE], phases.stages[Stage.STEPS]
+    assert first["energy_kwh"] / first["duration_s"] == pytest.approx(
+        steps["energy_kwh"] / steps["duration_s"]
+    )
+    assert first["energy_kwh"] + steps["energy_kwh"] == pytest.approx(8e-6)
+    assert math.fsum(stage["energy_kwh"] for stage in phases.stages.values()) == pytest.approx(9e-6)
+
+
+class SlowToChange(ReplayMeter):
+    """A phase has lasted 0.2 s, with 1 kWh, before the trial's processes hear of it."""
+
+    def enter(self, phase: Phase) -> None:
+        super().enter(phase)
+        self.advance(phase, 1.0, 0.2)
+
+
+def test_stages_add_up_to_their_phases_however_long_a_change_takes() -> None:
+    meter = SlowToChange()
+    meter.enter(Phase.SETUP)
+    phases = TrialPhases(meter)
+    for phase in (Phase.TRAIN, Phase.EVAL, Phase.TRAIN, Phase.EVAL, Phase.SETUP, Phase.GAP):
+        phases.enter(phase)
+    kwh = {stage: cost["energy_kwh"] for stage, cost in phases.stages.items()}
+    assert kwh == {
+        Stage.IMPORTS: 1.0,
+        Stage.COMPILE: 2.0,
+        Stage.EVALUATION: 2.0,
+        Stage.TEARDOWN: 1.0,
+    }

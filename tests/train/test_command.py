@@ -1,0 +1,30 @@
+"""Words of a command and whether they are what a program gets."""
+
+import subprocess
+
+import pytest
+
+from carbonopt.train.scripts.command import Command
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("python 'run$1.py' {x}", ["python", "run$1.py", "3"]),
+        ("python 'a*b?.py' {x}", ["python", "a*b?.py", "3"]),
+        (r'printf %s "my\$x" {x}', None),
+        (r'printf %s "a\`b" {x}', None),
+        (r"printf %s 'my\$x' {x}", None),
+    ],
+)
+def test_words_are_what_a_shell_makes_of_them(text: str, words: list[str] | None) -> None:
+    command = Command.parse(text)
+    argv = command.argv({"x": 3})
+    if words is not None:
+        assert argv == words and all(command.literal(word) for word in command.words[:2])
+        return
+    said, of_shell = (
+        subprocess.run(ran, capture_output=True, check=True).stdout
+        for ran in (argv, ["bash", "-c", text.replace("{x}", "3")])
+    )
+    assert said == of_shell

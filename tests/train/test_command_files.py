@@ -1,0 +1,169 @@
+"""Which files a command reads, as far as its words, imports and shell scripts tell."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from carbonopt.train.scripts.command_files import CommandFiles
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def found(command: str, folder: Path) -> tuple[set[str], set[str]]:
+    """Code and other files, relative to the folder."""
+    files = CommandFiles.of([command.split()], folder)
+    program, named = (
+        {os.path.relpath(path, folder) for path in paths} for paths in (files.program, files.named)
+    )
+    return program, named
+
+
+CASES = {
+    "a module beside it": (
+        "python train.py",
+        {"train.py": "from base import *", "base.py": ""},
+        {"train.py", "base.py"},
+        set(),
+    ),
+    "a package": (
+        "python train.py",
+        {
+            "train.py": "import lib.model as m",
+            "lib/__init__.py": "",
+            "lib/model.py": "from . import a",
+            "lib/a.py": "",
+        },
+        {"train.py", "lib/__init__.py", "lib/model.py", "lib/a.py"},
+        set(),
+    ),
+    "a module of a package": (
+        "python -m pkg.train",
+        {
+            "pkg/__init__.py": "",
+            "pkg/train.py": "from .sub.b import c",
+            "pkg/sub/b.py": "from ..d import e",
+            "pkg/d.py": "",
+        },
+        {"pkg/__init__.py", "pkg/train.py", "pkg/sub/b.py", "pkg/d.py"},
+        set(),
+    ),
+    "a package that runs": (
+        "python -m pkg",
+        {"pkg/__main__.py": "import helper", "helper.py": ""},
+        {"pkg/__main__.py", "helper.py"},
+        set(),
+    ),
+    "an import in a function": (
+        "torchrun --nproc_per_node 2 train.py",
+        {"train.py": "def main():\n    import late", "late.py": ""},
+        {"train.py", "late.py"},
+        set(),
+    ),
+    "an import by name": (
+        "accelerate launch train.py",
+        {"train.py": "import importlib\nimportlib.import_module('late')", "late.py": ""},
+        {"train.py", "late.py"},
+        set(),
+    ),
+    "a shell script": (
+        "bash run.sh",
+        {
+            "run.sh": "cd code\npython train.py --config=$ROOT/c.yaml",
+            "code/train.py": "import a",
+            "code/a.py": "",
+            "c.yaml": "",
+        },
+        {"run.sh", "code/train.py", "code/a.py"},
+        {"c.yaml"},
+    ),
+    "a shell script by its first line": (
+        "./start",
+        {"start": '#!/bin/bash\nexec python "$(dirname "$0")/train.py" "$@"', "train.py": ""},
+        {"start", "train.py"},
+        set(),
+    ),
+    "an option's program": (
+        "python train.py --config=c/d.py",
+        {"train.py": "", "c/d.py": "import e", "c/e.py": ""},
+        {"train.py", "c/d.py", "c/e.py"},
+        set(),
+    ),
+    "an option's file": (
+        "python train.py --config c.yaml",
+        {"train.py": "", "c.yaml": ""},
+        {"train.py"},
+        {"c.yaml"},
+    ),
+    "a variable's file": (
+        "python train.py data.file=d.csv",
+        {"train.py": "", "d.csv": ""},
+        {"train.py"},
+        {"d.csv"},
+    ),
+    "an option's folder": (
+        "python train.py --data rows",
+        {"train.py": "", "rows/a.csv": ""},
+        {"train.py"},
+        {"rows"},
+    ),
+    "a program in a text": (
+        "python train.py",
+        {"train.py": "exec(open('configurator.py').read())", "configurator.py": ""},
+        {"train.py", "configurator.py"},
+        set(),
+    ),
+    "a file in a text": (
+        "python train.py",
+        {"train.py": "rows = open('data/rows.csv')", "data/rows.csv": ""},
+        {"train.py"},
+        {"data/rows.csv"},
+    ),
+    "a script elsewhere": (
+        "python ../lib/train.py",
+        {"x": "", "../lib/train.py": "import base", "../lib/base.py": ""},
+        {"../lib/train.py", "../lib/base.py"},
+        set(),
+    ),
+    "modules elsewhere": (
+        "python train.py",
+        {"train.py": "import sys\nsys.path.append('../lib')\nimport base", "../lib/base.py": ""},
+        {"train.py", "../lib/base.py"},
+        set(),
+    ),
+    "installed modules": (
+        "python train.py",
+        {"train.py": "import json, numpy, carbonopt.script"},
+        {"train.py"},
+        set(),
+    ),
+    "all that lies there": (
+        "python train.py --out .",
+        {"train.py": "this is no Python"},
+        {"train.py"},
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("command", "files", "program", "named"), CASES.values(), ids=CASES.keys())
+def test_what_a_command_reads(
+    command: str, files: dict, program: set, named: set, tmp_path: Path
+) -> None:
+    assert found(command, written(tmp_path / "here", files)) == (program, named)
+
+
+def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
+    files = {"train.py": "import a", "a.py": "import b", "b.py": "import a, train"}
+    assert found("python train.py", written(tmp_path, files))[0] == set(files)
+
+
+def test_a_link_is_known_by_its_own_name(tmp_path: Path) -> None:
+    written(tmp_path, {"code/model.py": "", "train.py": "import model"})
+    (tmp_path / "model.py").symlink_to("code/model.py")
+    assert found("python train.py", tmp_path)[0] == {"train.py", "model.py"}

@@ -1,0 +1,145 @@
+"""A data set's folder is read as it lies there now, whatever the datasets library has in its cache."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from carbonopt.core.errors import BadInput
+from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.rows import hub_rows
+
+README = (
+    "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path:"
+    " rows.jsonl\n---\n"
+)
+
+
+def write_jsonl(folder: Path, texts: list[str]) -> Path:
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "rows.jsonl").write_text(lines)
+    return folder / "rows.jsonl"
+
+
+def write_named(folder: Path, texts: list[str]) -> Path:
+    (folder / "README.md").write_text(README)
+    return write_jsonl(folder, texts)
+
+
+def write_gzip(folder: Path, texts: list[str]) -> Path:
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
+    return folder / "rows.jsonl.gz"
+
+
+def write_csv(folder: Path, texts: list[str]) -> Path:
+    (folder / "train.csv").write_text("\n".join(["text", *texts]) + "\n")
+    return folder / "train.csv"
+
+
+def write_parquet(folder: Path, texts: list[str]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "train.parquet")
+    return folder / "train.parquet"
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_named, write_gzip, write_csv, write_parquet])
+def test_a_file_replaced_with_its_time_kept_is_read_anew(write, tmp_path: Path) -> None:
+    dataset = Dataset(name_or_path=str(tmp_path), eval_split="train")
+    for texts in (["old 1", "old 2"], ["new 1", "new 2"], ["other", "and", "more"]):
+        os.utime(write(tmp_path, texts), (1_700_000_000, 1_700_000_000))
+        assert [row.text("text") for row in hub_rows(dataset, ("text",)).train] == texts
+
+
+# --------------------------------------------------------------------------------------------------------------
+# splits
+
+
+def draw(folder: Path, *names: str) -> None:
+    """Draw a small picture for each of these paths below a folder."""
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2), (number, 0, 0)).save(folder / name)
+
+
+def pictures(folder: Path, **splits: str) -> tuple[list[str], list[str]]:
+    """Return which pictures are in the training and in the evaluation split, as class/file."""
+    rows = hub_rows(Dataset(name_or_path=str(folder), **splits), ("image", "label"))
+    parts = (rows.train, rows.train if rows.evaluation is None else rows.evaluation)
+    return tuple(
+        sorted(
+            f"{rows.names['label'][row.values['label']]}/{Path(row.values['image']['path']).name}"
+            for row in part
+        )
+        for part in parts
+    )
+
+
+@pytest.mark.parametrize("name", ["dev", "train", "test", "val", "Dev", "evaluation"])
+def test_a_class_with_the_name_of_a_split_stays_in_its_own(name: str, tmp_path: Path) -> None:
+    draw(
+        tmp_path,
+        f"train/{name}/1.png",
+        "train/cat/2.png",
+        f"validation/{name}/3.png",
+        "validation/cat/4.png",
+    )
+    train, evaluation = pictures(tmp_path)
+    assert train == sorted([f"{name}/1.png", "cat/2.png"])
+    assert evaluation == sorted([f"{name}/3.png", "cat/4.png"])
+
+
+def test_a_picture_named_like_a_split_is_one_of_many(tmp_path: Path) -> None:
+    names = ["cat/my-test-photo.png", "cat/2.png", "dog/train.png", "dog/4.png"]
+    draw(tmp_path, *names)
+    assert pictures(tmp_path, eval_split="train")[0] == sorted(names)
+
+
+def test_classes_beside_one_with_the_name_of_a_split_are_refused(tmp_path: Path) -> None:
+    draw(tmp_path, "bus/1.png", "car/2.png", "train/3.png")
+    with pytest.raises(BadInput, match="bus, car beside train"):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "val/cat/2.png", "dev/cat/3.png")
+    with pytest.raises(BadInput, match="dev and val are both validation"):
+        pictures(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation"),
+    [
+        ("train.jsonl", "validation.jsonl"),
+        ("data/train-00000-of-00001.jsonl", "data/validation-00000-of-00001.jsonl"),
+        ("train/rows.jsonl", "dev/rows.jsonl"),
+        ("my_train.jsonl", "my_valid.jsonl"),
+    ],
+)
+def test_splits_are_told_by_folders_or_by_the_names_of_files(
+    train: str, evaluation: str, tmp_path: Path
+) -> None:
+    for name, text in ((train, "to learn"), (evaluation, "to judge by")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": text}) + "\n")
+    rows = hub_rows(Dataset(name_or_path=str(tmp_path)), ("text",))
+    assert [row.text("text") for row in rows.train] == ["to learn"]
+    assert [row.text("text") for row in rows.evaluation] == ["to judge by"]
+
+
+def test_cells_that_pandas_takes_for_missing_are_texts(tmp_path: Path) -> None:
+    texts = ["NA", "None", "null", "nan", "N/A", "plain"]
+    write_csv(tmp_path, texts)
+    rows = hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",)).train
+    assert [row.text("text") for row in rows] == texts
+
+
+def test_a_card_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path, ["a"])
+    (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
+    with pytest.raises(BadInput, match="can't load the data set"):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))

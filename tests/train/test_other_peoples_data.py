@@ -1,0 +1,406 @@
+"""Data files, models and tokenizers as other people save them: read as what they are, or refused
+with the place.
+"""
+
+import gzip
+import json
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from pydantic import ValidationError
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    PreTrainedTokenizerFast,
+)
+
+from carbonopt.core.errors import BadInput
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Space
+from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.labels import Labelled, LabelledRows, in_model_order
+from carbonopt.train.data.rows import check_columns, file_rows, read_rows
+from carbonopt.train.data.text import TextDataset, read_text
+from carbonopt.train.tasks.task import training_task
+
+FIXED = Space.model_validate(
+    {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, "zero_stage": 0}
+)
+
+
+def texts(path: Path) -> list[str]:
+    return [row.text("text") for row in file_rows(path, ("text",))]
+
+
+def refusal(path: Path, *columns: str) -> str:
+    with pytest.raises(BadInput) as refused:
+        list(file_rows(path, columns or ("text",)))
+    return str(refused.value)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# tables as text files
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ('1,"7 inch of nail', 3),  # never closed
+        (
+            '1,"7 inch of nail\n2,fine\n3,"8 inch of nail',
+            3,
+        ),  # closed by the next one, in the middle of its cell
+        ('"1,fine', 3),
+    ],
+)
+def test_a_quote_that_does_not_close_is_refused_with_its_line(tmp_path, row, line):
+    path = written(
+        tmp_path / "a.csv",
+        f"id,text\n0,fine\n{row}\n" + "".join(f"{n},row {n}\n" for n in range(5, 20)),
+    )
+    assert f"{path}, line {line}:" in refusal(path)
+
+
+def test_a_cell_that_has_swallowed_rows_is_refused(tmp_path):
+    rows = "".join(f"{number},row {number}\n" for number in range(5))
+    path = written(tmp_path / "a.csv", f'id,text\n0,"7 inch\n{rows}9,a nail of 8"\n10,fine\n')
+    assert f"{path}, line 2:" in refusal(path) and "5 lines" in refusal(path)
+
+
+def test_cells_of_several_lines_are_read_whole(tmp_path):
+    path = written(
+        tmp_path / "a.csv", 'id,text\n0,"one,\ntwo,\nthree ""quoted""\nfour\nfive"\n\n1,7" nail\n'
+    )
+    assert texts(path) == ['one,\ntwo,\nthree "quoted"\nfour\nfive', '7" nail']
+
+
+def test_a_row_without_a_cell_that_is_read_is_refused_with_its_line(tmp_path):
+    path = written(tmp_path / "a.csv", "id,text,note\n0,fine\n1\n")
+    assert texts_until_refused(path) == ["fine"] and f"{path}, line 3:" in refusal(path)
+
+
+def texts_until_refused(path: Path) -> list[str]:
+    read = []
+    with pytest.raises(BadInput):
+        for row in file_rows(path, ("text",)):
+            read.append(row.text("text"))
+    return read
+
+
+def test_a_tsv_is_a_table_whose_quotes_and_commas_are_text(tmp_path):
+    path = written(tmp_path / "a.tsv", 'id\ttext\n0\ta, b and 7" c\n1\tsecond\n')
+    assert texts(path) == ['a, b and 7" c', "second"]
+    assert read_text(TextDataset(train_files=(str(path),))).train == ['a, b and 7" c']
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.tsv"])
+def test_a_compressed_file_is_read_as_what_it_holds(tmp_path, name):
+    lines = {
+        "a.csv": "text\none\ntwo\n",
+        "a.tsv": "text\none\ntwo\n",
+        "a.jsonl": '{"text": "one"}\n{"text": "two"}\n',
+    }
+    path = tmp_path / f"{name}.gz"
+    path.write_bytes(gzip.compress(lines[name].encode()))
+    assert texts(path) == ["one", "two"]
+
+
+def test_compressed_text_keeps_every_character(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress("first\r\nsecond ü".encode()))
+    train, evaluation = read_text(TextDataset(train_files=(str(path),)))
+    assert "".join(train + evaluation) == "first\r\nsecond ü"
+
+
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b"text\none\n", mtime=0)[:-6]], ids=["no gzip", "cut off"]
+)
+def test_damaged_compression_names_the_file(tmp_path, content):
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(content)
+    assert str(path) in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl.zst", "a.xlsx", "a.arrow", "a.tar.gz", "a.jsonlines", "a.tab"]
+)
+def test_what_is_no_text_is_not_trained_on(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(
+        gzip.compress(b"words of an archive") if name.endswith(".gz") else b"id\ttext\n1\tone\n"
+    )
+    with pytest.raises(BadInput, match=name):
+        read_text(TextDataset(train_files=(str(path),)))
+
+
+def test_a_column_of_plain_text_and_a_binary_file_are_refused(tmp_path):
+    table = written(tmp_path / "table.data", "id;text\n0;one\n")
+    for source in ({"train_files": (str(table),)}, {"builtin": "python-docs"}):
+        with pytest.raises(ValidationError, match=r"text_column|has no columns"):
+            TextDataset(**source, text_column="text")
+    binary = tmp_path / "binary.data"
+    binary.write_bytes(b"\x00\x01words")
+    with pytest.raises(BadInput, match="NUL"):
+        read_text(TextDataset(train_files=(str(binary),)))
+
+
+def test_what_is_nested_too_deeply_names_the_line(tmp_path):
+    deep = written(tmp_path / "deep.jsonl", '{"text": ' + "[" * 600 + "]" * 600 + "}\n")
+    assert "line 1, column 'text' must not be nested so deeply" in refusal(deep, "text")
+
+
+def test_other_encodings_name_the_line(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text\n" + b"row\n" * 5000 + "café\n".encode("latin-1"))
+    assert f"{path} must be UTF-8 text, but isn't in line 5002" in refusal(path)
+
+
+# JSON and Parquet
+
+
+def test_a_huge_number_does_no_harm_where_nobody_reads_it(tmp_path):
+    digits = "1" * 5000
+    path = written(
+        tmp_path / "a.jsonl",
+        f'{{"text": "one", "id": {digits}}}\n{{"text": "two", "id": [-{digits}]}}\n',
+    )
+    assert texts(path) == ["one", "two"]
+    assert f"{path}, line 2, column 'id'" in refusal_of_second(path)
+    as_list = written(tmp_path / "a.json", f'[{{"text": "one", "id": {digits}}}]')
+    assert texts(as_list) == ["one"] and "item 1, column 'id'" in refusal(as_list, "id")
+
+
+def refusal_of_second(path: Path) -> str:
+    lines = path.read_text().splitlines()
+    path.write_text('{"text": "one", "id": 1}\n' + lines[1] + "\n")
+    return refusal(path, "id")
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' * 50_000, '{"text": "a"', "3"])
+def test_what_is_no_object_names_its_line(tmp_path, line):
+    path = written(tmp_path / "a.jsonl", f'{{"text": "one"}}\n{line}\n')
+    assert f"{path}, line 2, must be one JSON object" in refusal(path)
+
+
+def test_a_parquet_value_that_python_lacks_names_file_and_column(tmp_path):
+    beyond = pyarrow.array([2**52, 1], pyarrow.int64()).cast(pyarrow.timestamp("ms"))
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"], "at": beyond}), path)
+    assert texts(path) == ["one", "two"]
+    assert str(path) in refusal(path, "at") and "at" in refusal(path, "at")
+    usual = tmp_path / "usual.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["one"], "at": [datetime(2026, 1, 1)]}), usual
+    )
+    assert texts(usual) == ["one"]
+
+
+def test_folders_that_save_to_disk_wrote_are_read(tmp_path):
+    import datasets
+
+    both = {
+        name: datasets.Dataset.from_dict({"text": [name, "more"]})
+        for name in ("train", "validation")
+    }
+    datasets.DatasetDict(both).save_to_disk(str(tmp_path / "both"))
+    both["train"].save_to_disk(str(tmp_path / "one"))
+    split = read_rows(Dataset(name_or_path=str(tmp_path / "both")), ("text",))
+    assert [row.values["text"] for row in split.train + split.evaluation] == [
+        "train",
+        "more",
+        "validation",
+        "more",
+    ]
+    held_back = read_rows(
+        Dataset(name_or_path=str(tmp_path / "one"), eval_split="train"), ("text",)
+    )
+    assert [len(held_back.train), len(held_back.evaluation)] == [1, 1]
+    with pytest.raises(BadInput, match="no split 'validation'"):
+        read_rows(Dataset(name_or_path=str(tmp_path / "one")), ("text",))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.tsv"])
+def test_a_missing_column_is_known_before_anything_starts(tmp_path, name):
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"body": ["one"]}), path)
+    else:
+        path.write_text('{"body": "one"}\n' if name.endswith("jsonl") else "body\none\n")
+    with pytest.raises(BadInput, match="no column 'text'; its columns are body"):
+        check_columns(TextDataset(train_files=(str(path),)))
+    check_columns(TextDataset(train_files=(str(path),), text_column="body"))
+
+
+# token ids
+
+
+def tokenizer_of(ids: dict[str, int], folder: Path) -> Path:
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("largest", [2**16 - 1, 2**16, 70_431])
+def test_token_ids_with_a_gap_are_stored_as_they_are(tmp_path, largest):
+    tokenizer = tokenizer_of({"?": 0, "a": 1, "b": 2, "c": largest}, tmp_path / "tokenizer")
+    path = written(tmp_path / "text.txt", "a b c " * 100)
+    workload = {
+        "task": "causal_lm", "model": {"from_config": {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 2}},
+        "tokenizer": {"name_or_path": str(tokenizer)}, "dataset": {"train_files": [str(path)]}, "sequence_length": 8,
+    }  # fmt: skip
+    folder = PreparedFolder(tmp_path / "prepared")
+    folder.root.mkdir()
+    training_task(workload).prepare(FIXED, folder, "fingerprint")
+    assert set(np.load(folder.train).tolist()) == {1, 2, largest}
+    assert AutoConfig.from_pretrained(folder.model_config).vocab_size == largest + 1
+
+    model = {"from_config": {**workload["model"]["from_config"], "vocab_size": largest}}
+    with pytest.raises(BadInput, match=f"got {largest} and {largest}"):
+        training_task({**workload, "model": model}).prepare(FIXED, folder, "fingerprint")
+
+
+# classes of a head
+
+
+def labelled(*classes: str) -> Labelled:
+    """One row of each class, for training and for evaluation."""
+    rows = LabelledRows([], np.arange(len(classes)))
+    return Labelled(rows, rows, classes)
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "places", "notes"),
+    [
+        (("negative", "positive"), ("positive", "negative"), [1, 0], 0),
+        (("Negative", "POSITIVE"), ("positive", "negative"), [1, 0], 1),
+        (("0", "1"), ("positive", "negative"), [0, 1], 1),
+        (("0", "2"), ("LABEL_0", "LABEL_1", "LABEL_2"), [0, 2], 0),
+        (("LABEL_0", "LABEL_1"), ("LABEL_0", "LABEL_1"), [0, 1], 0),
+        (("bad", "good"), ("LABEL_0", "LABEL_1"), [0, 1], 1),
+        (("negative", "positive"), ("neutral", "positive", "negative"), [2, 1], 0),
+        (("1", "2"), ("2", "1", "0"), [1, 0], 0),
+    ],
+)
+def test_a_heads_own_order_of_classes_is_kept(words, own, places, notes):
+    ordered, said = in_model_order(labelled(*words), own)
+    assert ordered.train.labels.tolist() == ordered.evaluation.labels.tolist() == places
+    assert len(said) == notes and len(ordered.classes) == len(own)
+
+
+@pytest.mark.parametrize(
+    ("words", "own"),
+    [
+        (("ham", "spam"), ("positive", "negative")),
+        (("0", "2"), ("positive", "negative")),
+        (("bad", "good", "ugly"), ("LABEL_0", "LABEL_1")),
+        (("neutral", "positive"), ("positive", "negative")),
+        (("no", "yes"), ("NO", "No")),
+    ],
+)
+def test_labels_that_a_head_lacks_are_refused(words, own):
+    with pytest.raises(BadInput, match=words[0]) as refused:
+        in_model_order(labelled(*words), own)
+    assert all(name in str(refused.value) for name in own)
+
+
+def test_a_pretrained_classifier_is_right_from_the_start(tmp_path):
+    tokenizer = tokenizer_of({"?": 0, "bad": 1, "good": 2, "[PAD]": 3}, tmp_path / "model")
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    config = BertConfig(
+        **sizes, vocab_size=8, id2label={0: "positive", 1: "negative"}, max_position_embeddings=16
+    )
+    BertForSequenceClassification(config).save_pretrained(tokenizer)
+    path = written(
+        tmp_path / "a.jsonl",
+        '{"text": "good", "label": "positive"}\n{"text": "bad", "label": "negative"}\n' * 6,
+    )
+    workload = {
+        "task": "classification", "model": {"name_or_path": str(tokenizer)}, "dataset": {"train_files": [str(path)]},
+        "sequence_length": 8,
+    }  # fmt: skip
+    folder = PreparedFolder(tmp_path / "prepared")
+    folder.root.mkdir()
+    training_task(workload).prepare(FIXED, folder, "fingerprint")
+    assert AutoConfig.from_pretrained(folder.model_config).id2label == {
+        0: "positive",
+        1: "negative",
+    }
+    tokens, labels = (
+        np.load(folder.root / "train" / f"{name}.npy") for name in ("tokens", "labels")
+    )
+    assert labels.tolist() == [0 if token == 2 else 1 for token in tokens.tolist()]
+
+
+# models with their code
+
+CODE = {
+    "configuration_own.py": (
+        "from transformers import GPT2Config\n\n"
+        "class OwnConfig(GPT2Config):\n    model_type = 'own'\n"
+    ),
+    "modeling_own.py": (
+        "from transformers import GPT2LMHeadModel\nfrom .configuration_own import OwnConfig\n\n"
+        "class OwnForCausalLM(GPT2LMHeadModel):\n    config_class = OwnConfig\n"
+    ),
+}
+
+
+@pytest.fixture
+def own_model(tmp_path) -> Path:
+    from transformers import GPT2LMHeadModel
+
+    folder = tokenizer_of({"?": 0, "a": 1, "b": 2}, tmp_path / "own")
+    config = GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=16, vocab_size=3)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    stored = json.loads((folder / "config.json").read_text())
+    named = {
+        "AutoConfig": "configuration_own.OwnConfig",
+        "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
+    }
+    stored |= {"model_type": "own", "architectures": ["OwnForCausalLM"], "auto_map": named}
+    (folder / "config.json").write_text(json.dumps(stored))
+    for name, text in CODE.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_model_that_brings_its_code_is_prepared_only_where_it_is_trusted(tmp_path, own_model):
+    from carbonopt.train import prepare
+
+    path = written(tmp_path / "text.txt", "a b " * 200)
+    model = {"name_or_path": str(own_model), "trust_remote_code": True}
+    workload = {
+        "task": "causal_lm", "model": model, "dataset": {"train_files": [str(path)]}, "sequence_length": 8,
+    }  # fmt: skip
+    spec = prepare.PrepareSpec(
+        workload=training_task(workload).workload.model_dump(mode="json"), space=FIXED, fingerprint="",
+        prepared_dir=str(tmp_path / "prepared"),
+    )  # fmt: skip
+    prepared = prepare.prepare(spec)
+    assert prepared.model_parameters == sum(size for size in (3 * 4, 16 * 4, 4 * 2, 4 * 12 + 12, 4 * 4 + 4, 4 * 16 + 16,
+                                                              16 * 4 + 4, 4 * 2, 4 * 2))  # fmt: skip
+    shutil.rmtree(tmp_path / "prepared")
+    untrusted = spec.model_copy(
+        update={"workload": {**spec.workload, "model": {**model, "trust_remote_code": False}}}
+    )
+    with pytest.raises(BadInput, match="trust_remote_code"):
+        prepare.prepare(untrusted)
