@@ -60,8 +60,11 @@ class RunningTrial(Protocol):
         The trial reads this only after an event that waits for an answer.
         """
 
-    def cpu_seconds(self) -> float | None:
-        """Return the CPU time used so far, in seconds; None where this machine can't know it."""
+    def runnable_s(self) -> float | None:
+        """Return the seconds in which the trial's threads ran or waited for a core, summed.
+
+        None where this machine can't know it.
+        """
 
     def end(self) -> None:
         """End all that is left of the trial and wait for it, so that its memory is free again."""

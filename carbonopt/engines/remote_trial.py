@@ -147,7 +147,7 @@ class NodesTrial:
     def answer(self, stop: StopReason | None = None) -> None:
         self._first.ask("answer", stop=stop)
 
-    def cpu_seconds(self) -> None:
+    def runnable_s(self) -> None:
         """Return None: the trial also runs on other machines, which go on while this one waits."""
 
     def end(self) -> None:

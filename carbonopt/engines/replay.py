@@ -166,7 +166,7 @@ class ReplayedTrial:
     def answer(self, stop: StopReason | None = None) -> None:
         self._stopped = stop is not None
 
-    def cpu_seconds(self) -> None:
+    def runnable_s(self) -> None:
         """Return None, since nothing is trained."""
 
     def end(self) -> None:

@@ -8,34 +8,36 @@ from collections.abc import Callable
 
 _LATE_FROM_S = 3.0  # longer than a busy machine keeps a process from running
 _SAMPLED_EVERY_S = 0.2
-_IDLE = 0.01  # in cores: the CPU time of a trial that uses fewer shows nothing
+_IDLE = 0.01  # in threads: a trial with fewer that can run shows nothing by them
 
 
 class Standstill:
     """A detector of standstill, which compares the time waited with the time that was intended.
 
-    If only this process was stopped, the trial has gone on running: it has had CPU time meanwhile,
-    as before.
+    If only this process was stopped, the trial has gone on: its threads have run meanwhile, or
+    have waited for a core, as before. (Running time alone would not do: beside other work, the
+    trial may get less of it than before.)
 
     Args:
-        cpu_seconds: Returns the trial's CPU time so far. None: the trial runs on another machine,
-            for which a standstill of this one does not matter.
+        runnable_s: Returns the seconds so far in which the trial's threads ran or waited for a
+            core. None: the trial runs on another machine, for which a standstill of this one does
+            not matter.
     """
 
-    def __init__(self, cpu_seconds: Callable[[], float | None]) -> None:
-        self._cpu_seconds = cpu_seconds
-        self._sampled_at_s, self._ran_s = time.monotonic(), cpu_seconds()
-        self._cores = 0.0  # cores that the trial has used between the last two samples
+    def __init__(self, runnable_s: Callable[[], float | None]) -> None:
+        self._read_runnable_s = runnable_s
+        self._sampled_at_s, self._runnable_s = time.monotonic(), runnable_s()
+        self._threads = 0.0  # threads that could run between the last two samples, in the mean
         self.begin()
 
     def begin(self) -> None:
         """Take the time before waiting."""
         now_s = time.monotonic()
         if now_s - self._sampled_at_s >= _SAMPLED_EVERY_S:
-            ran_s = self._cpu_seconds()
-            if ran_s is not None and self._ran_s is not None:
-                self._cores = (ran_s - self._ran_s) / (now_s - self._sampled_at_s)
-            self._sampled_at_s, self._ran_s = now_s, ran_s
+            runnable_s = self._read_runnable_s()
+            if runnable_s is not None and self._runnable_s is not None:
+                self._threads = (runnable_s - self._runnable_s) / (now_s - self._sampled_at_s)
+            self._sampled_at_s, self._runnable_s = now_s, runnable_s
         self._began_s = now_s
         self._asleep_s = _asleep_s()
 
@@ -52,12 +54,13 @@ class Standstill:
             limit_s: The longest time that the waiting was meant to last.
         """
         late_s = self.waited_s() - limit_s
-        if late_s < _LATE_FROM_S or self._ran_s is None:
+        if late_s < _LATE_FROM_S or self._runnable_s is None:
             return 0.0
-        ran_s = self._cpu_seconds()
-        if ran_s is None or self._cores < _IDLE:
+        runnable_s = self._read_runnable_s()
+        if runnable_s is None or self._threads < _IDLE:
             return late_s
-        return late_s * max(0.0, 1 - (ran_s - self._ran_s) / (self._cores * late_s))
+        went_on = (runnable_s - self._runnable_s) / (self._threads * late_s)
+        return late_s * max(0.0, 1 - went_on)
 
     @property
     def asleep_s(self) -> float:

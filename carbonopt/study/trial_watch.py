@@ -164,7 +164,7 @@ class TrialWatch:
 
     def _listen(self) -> None:
         heard_s = time.monotonic()
-        standstill = Standstill(self.trial.cpu_seconds)
+        standstill = Standstill(self.trial.runnable_s)
         while self.so_far.state == TrialState.RUNNING:
             standstill.begin()
             event = self.trial.receive(TICK_S)

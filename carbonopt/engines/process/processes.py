@@ -297,9 +297,9 @@ class WorkProcesses:
     def answer(self, stop: StopReason | None = None) -> None:
         self._listener.answer(stop)
 
-    def cpu_seconds(self) -> float:
+    def runnable_s(self) -> float:
         times = self.cpu_time.read()
-        return times.trials.ran_s + times.study_s
+        return times.trials.ran_s + times.trials.waited_s + times.study_s
 
     def end(self, patience_s: float = guard.PATIENCE_S) -> None:
         """Kill all that is left of the processes and wait for it, so that their memory is free.
