@@ -95,6 +95,13 @@ def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
     return (domain.value,) if isinstance(domain, Fixed) else getattr(domain, "choices", ())
 
 
+def may_be(domain: Domain | None, value: float) -> bool:
+    """Return whether a domain has a number among its values."""
+    if isinstance(domain, Range):
+        return domain.low <= value <= domain.high
+    return value in values_of(domain)
+
+
 def may_be_other_than(domain: Domain | None, value: Scalar) -> bool:
     """Return whether a domain lists another value than the given one."""
     return any(choice != value for choice in values_of(domain))

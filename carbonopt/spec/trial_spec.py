@@ -11,6 +11,13 @@ from carbonopt.spec.model_memory import ModelMemory
 from carbonopt.spec.quality_source import QualitySource
 
 
+class ZeroLeaves(Frozen):
+    """The blocks of a model that ZeRO-3 gathers and reduces as one (`train.models.zero_leaves`)."""
+
+    classes: tuple[str, ...]  # with their modules' names
+    largest_parameters: int  # parameters of the largest block
+
+
 class Prepared(Frozen):
     """The findings of reading the data set once, before the first trial (`prepared.json`)."""
 
@@ -31,6 +38,8 @@ class Prepared(Frozen):
     eval_batch_size_per_gpu: int | None = None
     # memory of the model on a GPU; None: it is on a CPU, or could not be found out
     memory: ModelMemory | None = None
+    # None: no trial uses ZeRO 3, or the model has no such blocks
+    zero_leaves: ZeroLeaves | None = None
     auto: AutoSpace | None = None  # the chosen space, where the study file has `space: auto`
     # bytes of each file, by its name in the folder, to detect damage
     files: dict[str, int] = Field(default_factory=dict)

@@ -17,7 +17,7 @@ from carbonopt.core.trial import Phase
 from carbonopt.core.values import Frozen
 from carbonopt.spec.model_memory import ModelMemory
 from carbonopt.spec.prepared_folder import PreparedFolder
-from carbonopt.spec.space_settings import Space, may_be_other_than
+from carbonopt.spec.space_settings import Space, may_be, may_be_other_than
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.train.client import Speaker
 from carbonopt.train.failures import reason, reported
@@ -53,6 +53,7 @@ def prepare(spec: PrepareSpec) -> Prepared:
     from carbonopt.train import ranks
     from carbonopt.train.models import model_check
     from carbonopt.train.models.model import saved_config
+    from carbonopt.train.models.zero_leaves import zero_leaves
     from carbonopt.train.optim import arguments_check, deepspeed_keys
     from carbonopt.train.space_facts import chosen_space
 
@@ -89,6 +90,9 @@ def prepare(spec: PrepareSpec) -> Prepared:
                     update={"auto": chosen_space(task, config, prepared, spec.world_size)}
                 )
                 spec = _chosen(spec, prepared)
+            if may_be(spec.space["zero_stage"], 3):
+                leaves = zero_leaves(task, config, made)
+                prepared = prepared.model_copy(update={"zero_leaves": leaves})
         write_json(made.workload, spec.workload)
         _load_ops(spec)
         update = {"files": made.sizes(), "memory": _memory(task, spec, made, prepared)}

@@ -258,7 +258,7 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
     on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
     if speaker is not None:
         speaker.stage(Stage.MODEL)
-    settings = deepspeed_config(params, workload, on_gpu)
+    settings = deepspeed_config(params, workload, on_gpu, run.prepared.zero_leaves)
     if ranks.rank() == 0:
         write_json(Path(spec.trial_dir) / "ds_config.json", settings)
     if on_gpu:
@@ -292,7 +292,10 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
     if params.lora_rank:
         set_seed(spec.seed)
         model = models.with_lora(
-            kind, model, params.lora_rank, bool(arguments.gradient_checkpointing)
+            kind,
+            model,
+            params.lora_rank,
+            inputs_need_gradients=bool(arguments.gradient_checkpointing) or params.zero_stage == 3,
         )
     if speaker is not None:
         speaker.stage(Stage.ENGINE)

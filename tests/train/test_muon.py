@@ -121,7 +121,7 @@ def test_adapters_are_hidden_matrices() -> None:
     from carbonopt.train.models.model import with_lora
     from carbonopt.train.models.model_kind import CAUSAL_LM
 
-    model = with_lora(CAUSAL_LM, gpt2(), 4, gradient_checkpointing=False)
+    model = with_lora(CAUSAL_LM, gpt2(), 4, inputs_need_gradients=False)
     hidden = names_of(model, True, [])
     assert hidden and all("lora_" in name for name in hidden)
 

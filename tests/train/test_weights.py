@@ -152,7 +152,7 @@ def test_other_forms_of_saving_are_loaded(tmp_path) -> None:
         assert all(
             torch.equal(own, made.state_dict()[name]) for name, own in model.state_dict().items()
         )
-    adapted = with_lora(CAUSAL_LM, loaded(sharded), 2, gradient_checkpointing=False)
+    adapted = with_lora(CAUSAL_LM, loaded(sharded), 2, inputs_need_gradients=False)
     assert (
         0
         < sum(part.requires_grad for part in adapted.parameters())

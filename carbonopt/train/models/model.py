@@ -402,16 +402,19 @@ def fuse_output_layer(model: PreTrainedModel, layer: str, compiled: bool) -> Non
 
 
 def with_lora(
-    kind: ModelKind, model: PreTrainedModel, rank: int, gradient_checkpointing: bool
+    kind: ModelKind, model: PreTrainedModel, rank: int, inputs_need_gradients: bool
 ) -> Any:
     """Return the model with low-rank adapters on all its linear layers.
 
     Of the remaining weights only those of the head, if there is one, are trained.
+
+    Args:
+        inputs_need_gradients: Whether the first block's inputs must have gradients, although the
+            embedding has none: checkpoints and ZeRO-3's leaves don't train a block without.
     """
     import peft
 
-    if gradient_checkpointing:
-        # without this, no gradient reaches the adapters through a frozen embedding
+    if inputs_need_gradients:
         model.enable_input_require_grads()
     alpha = 2 * rank  # keeps the adapters' scale as the rank changes; the usual choice
     whole = head_names(model) or None  # modules on top of a pretrained model were not pretrained

@@ -82,7 +82,7 @@ def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) ->
         with refused(
             f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE
         ):
-            models.with_lora(kind, empty, lora_rank, gradient_checkpointing=False)
+            models.with_lora(kind, empty, lora_rank, inputs_need_gradients=False)
 
 
 def lacking(task: TrainerTask, config: PreTrainedConfig, space: Space) -> dict[str, str]:

@@ -5,14 +5,23 @@ from typing import Any
 from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.model_memory import REDUCE_BUCKET_ELEMENTS
+from carbonopt.spec.trial_spec import ZeroLeaves
 from carbonopt.spec.workload_settings import Workload
 from carbonopt.train.optim.deepspeed_keys import check_deepspeed_keys
 
+# Parameters that ZeRO 3 gathers ahead: DeepSpeed's default of stage3_prefetch_bucket_size.
+_PREFETCHED_PARAMETERS = 50_000_000
 
-def deepspeed_config(params: TrainingParams, workload: Workload, on_gpu: bool) -> dict[str, Any]:
+
+def deepspeed_config(
+    params: TrainingParams, workload: Workload, on_gpu: bool, leaves: ZeroLeaves | None = None
+) -> dict[str, Any]:
     """Return DeepSpeed's settings for these parameters, merged with `workload.deepspeed`.
 
     All numbers in it are written out.
+
+    Args:
+        leaves: The model's blocks, for ZeRO 3. None: DeepSpeed prepares each submodule by itself.
 
     Raises:
         BadInput: A key can't be set (see `check_deepspeed_keys`), or the offload doesn't go with
@@ -37,6 +46,12 @@ def deepspeed_config(params: TrainingParams, workload: Workload, on_gpu: bool) -
     if params.zero_stage == 3:
         # otherwise a saved model would have no weights
         zero["stage3_gather_16bit_weights_on_model_save"] = True
+        if leaves is not None:
+            zero["leaf_module"] = {"classes": list(leaves.classes)}
+            # A block that is larger than this would not be gathered before it is needed.
+            zero["stage3_prefetch_bucket_size"] = max(
+                _PREFETCHED_PARAMETERS, leaves.largest_parameters
+            )
     for part in {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}[
         params.offload
     ]:

@@ -1,0 +1,145 @@
+"""The parts of a model that ZeRO-3 gathers and reduces as one, DeepSpeed's leaf modules.
+
+DeepSpeed otherwise prepares every submodule by itself, in Python: with 24 layers that takes longer
+than a small GPU kernel does.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from carbonopt.core.errors import BadInput
+from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.trial_spec import ZeroLeaves
+from carbonopt.train.failures import reason
+from carbonopt.train.models.memory_probe import LiveMemory
+from carbonopt.train.models.model import random_model
+from carbonopt.train.tasks.trainer_task import TrainerTask
+
+_UNRUNNABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError)
+_THRESHOLD = "stage3_module_granularity_threshold"
+_CHOICES = (_THRESHOLD, "leaf_module")
+
+
+def zero_leaves(
+    task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder
+) -> ZeroLeaves | None:
+    """Return the classes of the model's blocks that can be leaves, such as LlamaDecoderLayer.
+
+    These are the classes that transformers never splits among devices, where they are repeated in a
+    list. The model runs without numbers on an example of the prepared folder.
+
+    Returns:
+        The classes. None: the study chooses the leaves, or the model has no such blocks.
+
+    Raises:
+        BadInput: DeepSpeed would not train the leaves that `workload.deepspeed` chooses.
+    """
+    with torch.device("meta"):
+        model = random_model(
+            task.model_kind, config, None, task.workload.model.trust_remote_code
+        ).train()
+    zero = task.workload.deepspeed.get("zero_optimization", {})
+    if any(zero.get(key) for key in _CHOICES):
+        _check_chosen(task, model, zero, folder)
+        return None
+    blocks = _blocks(model)
+    try:
+        untrained = _untrained(task, model, blocks, folder)
+    except _UNRUNNABLE:  # the model's own code looks at numbers: DeepSpeed's own way remains
+        return None
+    classes = {type(block) for block in blocks} - {type(block) for block in untrained}
+    if not classes:
+        return None
+    return ZeroLeaves(
+        classes=tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)),
+        largest_parameters=max(
+            sum(parameter.numel() for parameter in block.parameters())
+            for block in blocks
+            if type(block) in classes
+        ),
+    )
+
+
+def _blocks(model: Any) -> list[nn.Module]:
+    """Return all modules of the classes that are never split and are repeated in a list."""
+    whole = set(model._no_split_modules or ())
+    repeated = {
+        type(part)
+        for parts in model.modules()
+        if isinstance(parts, nn.ModuleList)
+        for part in parts
+        if type(part).__name__ in whole
+    }
+    return [part for part in model.modules() if type(part) in repeated]
+
+
+def _untrained(
+    task: TrainerTask, model: Any, leaves: Iterable[nn.Module], folder: PreparedFolder
+) -> list[nn.Module]:
+    """Return those of the leaves whose gradients DeepSpeed would reduce before they exist.
+
+    It reduces a leaf's gradients as soon as the gradients of the leaf's positional inputs are
+    known (PyTorch's full backward hook, `reduce_leaf_module_grads` in
+    deepspeed/runtime/zero/stage3.py). Without such an input that is at once, and with two calls
+    after the first of them. Parameters that are used elsewhere, too, may get more afterwards.
+    """
+    calls = dict.fromkeys(leaves, 0)
+    without_gradient = set()
+
+    def called(leaf: nn.Module, inputs: tuple[Any, ...]) -> None:
+        calls[leaf] += 1
+        if not any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
+            without_gradient.add(leaf)
+
+    hooks = [leaf.register_forward_pre_hook(called) for leaf in calls]
+    with LiveMemory(task.masks_attention):  # it answers what models ask about their masks
+        task.largest_loss(model, 1, folder=folder)
+    for hook in hooks:
+        hook.remove()
+    owners = [id(parameter) for part in model.modules() for parameter in part._parameters.values()]
+    return [
+        leaf
+        for leaf, count in calls.items()
+        if count != 1
+        or leaf in without_gradient
+        or any(owners.count(id(parameter)) > 1 for parameter in leaf.parameters())
+    ]
+
+
+def _check_chosen(
+    task: TrainerTask, model: Any, zero: dict[str, Any], folder: PreparedFolder
+) -> None:
+    """Raise BadInput if DeepSpeed wouldn't train a leaf that the study's settings choose."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
+
+    leaves = apply_zero_leaf_module_config(model, DeepSpeedZeroConfig(**zero).leaf_module)
+    if threshold := zero.get(_THRESHOLD):
+        chooser = DeepSpeedZeRoOffload.__new__(DeepSpeedZeRoOffload)
+        chooser.min_granularity_value, chooser.min_granularity_layer = sys.maxsize, None
+        chooser.granularity_info, chooser.z3_leaf_layers = set(), []
+        for parameter in model.parameters():
+            parameter.ds_numel = parameter.numel()
+        chooser._set_z3_leaf_modules_by_threshold(model, threshold)
+        leaves = [*leaves, *chooser.z3_leaf_layers]
+    sentence = "workload.deepspeed.zero_optimization chooses leaf modules"
+    try:
+        untrained = _untrained(task, model, leaves, folder)
+    except _UNRUNNABLE as error:
+        raise BadInput(
+            f"{sentence}, but whether DeepSpeed trains them can't be told, as the model doesn't run"
+            f" without numbers ({reason(error)}); leave {' and '.join(_CHOICES)} out."
+        ) from error
+    if untrained:
+        raise BadInput(
+            f"{sentence}, of which DeepSpeed would not train {type(untrained[0]).__name__}: it"
+            " must be called once a step, with an input that has a gradient and is given by"
+            f" position, and share no parameters; leave {' and '.join(_CHOICES)} out, and carbonopt"
+            " chooses the model's blocks."
+        )
