@@ -1,12 +1,14 @@
 """Put files that the pages link to outside docs/ (reports, studies, CONTRIBUTING) into the site.
 
 The site's root is docs/; with these files below it one link works in a checkout and on the site.
+Tables that the code decides are made here, too.
 """
 
 import posixpath
 import re
 from pathlib import Path
 
+from key_tables import with_tables
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -36,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Write links as they are on the site; links to folders become text."""
+    """Make the tables, and write links as they are on the site; links to folders become text."""
     uri = page.file.src_uri
     inside = (Path(config.docs_dir) / uri).is_file()
     source = _DOCS + uri if inside else uri
@@ -45,7 +47,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = _target(source, link[0]).removeprefix(_DOCS)
         return posixpath.relpath(target, posixpath.dirname(uri) or ".")
 
-    return _LINK.sub(on_site, _FOLDER.sub(r"\1", markdown))
+    return _LINK.sub(on_site, _FOLDER.sub(r"\1", with_tables(markdown)))
 
 
 def _target(page: str, link: str) -> str:
