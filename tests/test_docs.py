@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 import yaml
+from gallery import MARKER, entry, headline_sentence
 from key_tables import default_text, keys, with_tables
 from small_studies import study, trial
 from test_rooms import CONTRACTS, IMPORTERS
@@ -376,3 +377,37 @@ def test_the_errors_of_the_troubleshooting_page_are_the_codes() -> None:
 def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (carbonopt.__version__, "Apache-2.0")
+
+
+# -------------------------------------------------------------------------------------------------------------
+# gallery
+
+REPORTS = sorted(report.parent.name for report in (ROOT / "reports").glob("*/report.md"))
+
+
+def test_the_gallery_shows_every_report_and_has_no_figure_of_its_own() -> None:
+    page = (DOCS / "gallery.md").read_text()
+    assert sorted(MARKER.findall(page)) == REPORTS
+    assert not re.search(r"\d\.\d|%|CO2e \d", page)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_gallery_has_a_reports_saving_caveats_and_picture(name: str) -> None:
+    folder = ROOT / "reports" / name
+    (data,) = (json.loads(path.read_text()) for path in (folder / "data").glob("*.json"))
+    shown = entry(name)
+    saving = data.get("recommendation", data)["saving_fraction"]
+    percent = re.search(r"\*\*([\d.]+) % less CO2e\*\*", shown)
+    assert percent is not None
+    assert float(percent[1]) == pytest.approx(100 * saving, abs=0.05)
+    critical = (folder / "report.md").read_text().count("\n- Critical: ")
+    assert shown.count("\n- Critical: ") == critical
+    links = [(DOCS / link).resolve() for link in LINK.findall(shown)]
+    assert {path.suffix for path in links} == {".png", ".md"}
+    assert all(path.is_file() and path.is_relative_to(folder) for path in links)
+
+
+def test_a_report_without_a_saving_is_refused_by_the_gallery() -> None:
+    document = {"headline": "No trial meets the target", "details": ["Nearest: trial 3."]}
+    with pytest.raises(ValueError, match="No trial meets the target"):
+        headline_sentence(document)
