@@ -95,18 +95,21 @@ def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _key_table(parts: list[str]) -> str:
+    """Return the table of these parts.
+
+    Raises:
+        ValueError: if a part has no key, or none with a docstring.
+    """
     rows: dict[str, str] = {}
     for part in parts:
-        for key, (field, meaning) in _keys_of_part(part).items():
-            if meaning:
-                is_one_form_of_several = part in (
-                    "choices",
-                    "range",
-                )  # none of its keys is required
-                default = (
-                    "–" if field.is_required() and is_one_form_of_several else default_text(field)
-                )
-                rows.setdefault(key, f"| `{key}` | {default} | {meaning} |")
+        found = {path: key for path, key in _keys_of_part(part).items() if key.meaning}
+        if not found:
+            raise ValueError(f"a table must have keys with docstrings, but {part!r} has none.")
+        for path, (field, meaning) in found.items():
+            default = default_text(field)
+            if part in ("choices", "range") and field.is_required():
+                default = "–"  # a dimension has one of these two forms
+            rows.setdefault(path, f"| `{path}` | {default} | {meaning} |")
     return "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows.values()])
 
 

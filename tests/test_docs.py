@@ -309,6 +309,11 @@ def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
     assert {key: text for key, text in documented.items() if key not in DIMENSION_NAMES} == expected
 
 
+def test_a_table_of_a_part_that_the_study_file_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="'bugdet'"):
+        with_tables("<!-- keys: budget bugdet -->")
+
+
 def test_the_table_of_dimensions_is_the_codes() -> None:
     (documented,) = (table for table in tables("study-file.md") if "lora_rank" in table)
     assert documented.keys() == set(DIMENSION_NAMES)
