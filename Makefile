@@ -22,6 +22,7 @@ check: lint types test-all
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 
 types: .venv/installed-dev
 	$(BIN)/mypy carbonopt

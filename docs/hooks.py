@@ -1,12 +1,15 @@
 """Put files that the pages link to outside docs/ (reports, studies, CONTRIBUTING) into the site.
 
 The site's root is docs/; with these files below it one link works in a checkout and on the site.
+Tables that the code decides and the reports' entries in the gallery are made here, too.
 """
 
 import posixpath
 import re
 from pathlib import Path
 
+from gallery import with_reports
+from key_tables import with_tables
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -21,7 +24,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     root = Path(config.config_file_path).parent
     pages = [_DOCS + file.src_uri for file in files.documentation_pages()]
     for page in pages:  # which grows meanwhile
-        for link in _LINK.findall((root / page).read_text(encoding="utf-8")):
+        for link in _LINK.findall(_generated((root / page).read_text(encoding="utf-8"))):
             target = _target(page, link)
             if (
                 target.startswith(_DOCS)
@@ -45,7 +48,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = _target(source, link[0]).removeprefix(_DOCS)
         return posixpath.relpath(target, posixpath.dirname(uri) or ".")
 
-    return _LINK.sub(on_site, _FOLDER.sub(r"\1", markdown))
+    return _LINK.sub(on_site, _FOLDER.sub(r"\1", _generated(markdown)))
+
+
+def _generated(markdown: str) -> str:
+    return with_reports(with_tables(markdown))
 
 
 def _target(page: str, link: str) -> str:

@@ -3,34 +3,33 @@ code's, their links lead somewhere.
 """
 
 import json
-import math
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 import typer
 import yaml
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
+from gallery import MARKER, entry, headline_sentence
+from key_tables import default_text, keys, with_tables
 from small_studies import study, trial
-from test_rooms import ALLOWED
+from test_rooms import CONTRACTS, IMPORTERS
 from typer.testing import CliRunner
 
 import carbonopt
 from carbonopt.analysis.confidence import Confidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.app import app
-from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, TrialParams
+from carbonopt.core.dimensions import DIMENSION_NAMES
 from carbonopt.core.trial import Prediction, TrialRecord, TrialState
 from carbonopt.engines.replay import RecordedRun
 from carbonopt.export import winner
 from carbonopt.spec.launch_settings import HostfileLaunch, LocalLaunch, ReplayLaunch, SlurmLaunch
-from carbonopt.spec.space_settings import Choices, Range, Space
+from carbonopt.spec.space_settings import Choices, Range
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.study.study_file import load_study
 from carbonopt.train.tasks.task import TASKS, task_class
@@ -80,7 +79,7 @@ def prose(page: Path) -> str:
 def tables(page: str) -> list[dict[str, list[str]]]:
     """Of each table the cells of every row by its first cell, which is code."""
     page_tables: list[dict[str, list[str]]] = [{}]
-    for line in (DOCS / page).read_text().splitlines():
+    for line in with_tables((DOCS / page).read_text()).splitlines():
         if line.startswith("| `"):
             first, *cells = (cell.strip() for cell in line.split("|")[1:-1])
             page_tables[-1][first.strip("`")] = cells
@@ -278,38 +277,6 @@ def test_every_example_in_python_runs(block: Block) -> None:
 # tables
 
 
-def fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
-    """The fields that hold no further model, by their dotted names; of a mapping's values below
-    `*`.
-    """
-    field_by_path: dict[str, FieldInfo] = {}
-    for name, field in model.model_fields.items():
-        path, below = prefix + name, models_in(field.annotation)
-        if not below or below[0] in (Space, TrialParams):
-            field_by_path.setdefault(path, field)
-            continue
-        origin = str(field.annotation)
-        inner = ".*." if "dict[" in origin else "[]." if "tuple[" in origin else "."
-        for inner_model in below:
-            field_by_path = {**fields(inner_model, path + inner), **field_by_path}
-    return field_by_path
-
-
-def models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in models_in(argument)]
-
-
-def default_text(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    default = field.get_default(call_default_factory=True)
-    if default is None:
-        return "–"
-    return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
-
-
 def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
     by_key = {
         key: cells
@@ -320,7 +287,7 @@ def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
     documented = {key: cells[0] for key, cells in by_key.items() if key not in TASKS}
     expected = {
         key: default_text(field)
-        for key, field in fields(StudyConfig).items()
+        for key, (field, _) in keys(StudyConfig).items()
         if "hosts[]" not in key
     }
     expected |= {
@@ -330,9 +297,9 @@ def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
         if key != "hosts"  # which is what the hostfile says
     }
     for task in TASKS:  # what all tasks share has the shared default, whatever a task makes of it
-        settings = fields(task_class(task).settings, "workload.")
+        settings = keys(task_class(task).settings, "workload.")
         expected |= {
-            key: default_text(field) for key, field in settings.items() if key not in expected
+            key: default_text(field) for key, (field, _) in settings.items() if key not in expected
         }
     for model in (Choices, Range):
         expected |= {
@@ -342,34 +309,25 @@ def test_the_pages_of_the_study_file_have_every_key_with_its_default() -> None:
     assert {key: text for key, text in documented.items() if key not in DIMENSION_NAMES} == expected
 
 
+def test_a_table_of_a_part_that_the_study_file_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="'bugdet'"):
+        with_tables("<!-- keys: budget bugdet -->")
+
+
 def test_the_table_of_dimensions_is_the_codes() -> None:
     (documented,) = (table for table in tables("study-file.md") if "lora_rank" in table)
-    assert documented == {name: dimension_cells(name) for name in DIMENSION_NAMES}
-
-
-def dimension_cells(name: str) -> list[str]:
-    dimension = DIMENSIONS[name]
-    if dimension.choices:
-        values = ", ".join(
-            f"`{choice if isinstance(choice, str) else json.dumps(choice)}`"
-            for choice in dimension.choices
-        )
-    else:
-        values = "whole number " if dimension.integer else ""
-        values += f"{'above' if dimension.above else 'from'} {dimension.lowest:g}"
-        values += f" to {dimension.highest:g}" if math.isfinite(dimension.highest) else ""
-    default = "–" if dimension.default is None else f"`{dimension.default}`"
-    return [
-        dimension.label,
-        values,
-        "required" if dimension.required else default,
-        ", ".join(
-            what for what in ("quality", "cost", "memory", "kernels") if what in dimension.affects
-        ),
-        ", ".join(
-            f"`{setting}`" for setting in (dimension.argument, *dimension.deepspeed) if setting
-        )
-        or "–",
+    assert documented.keys() == set(DIMENSION_NAMES)
+    assert documented["warmup_ratio"] == [
+        "warm-up",
+        "from 0 to 1",
+        "–",
+        "quality",
+        "`warmup_steps`",
+    ]
+    assert documented["offload"][1:4] == [
+        "`none`, `optimizer`, `parameters`",
+        "`none`",
+        "cost, memory, kernels",
     ]
 
 
@@ -377,7 +335,7 @@ def test_the_records_page_has_every_field() -> None:
     record, states, recommendation, confidence = (
         set(table) for table in tables("records.md") if table
     )
-    assert record == fields(TrialRecord).keys()
+    assert record == keys(TrialRecord).keys()
     generated = trial(
         0, predictions=(Prediction(source="a", expected="b", predicted="b"),)
     ).as_json()
@@ -397,12 +355,16 @@ def test_the_winners_files_are_the_codes() -> None:
 
 
 def test_the_rooms_and_what_they_import_are_the_codes() -> None:
+    layers = CONTRACTS[0]["layers"]
+    rooms = {room for layer in layers for room in re.findall(r"\w+", layer)}
+    importers = {"core": rooms - {"core"}} | IMPORTERS
     documented = tables("architecture.md")[0]
-    assert {
-        room: set(re.findall(r"\w+", cells[-1])) for room, cells in documented.items()
-    } == ALLOWED
+    assert {room: set(re.findall(r"\w+", cells[-1])) for room, cells in documented.items()} == {
+        room: {imported for imported in rooms if room in importers.get(imported, ())}
+        for room in rooms
+    }
     map_of_rooms = FENCE.findall((ROOT / "CONTRIBUTING.md").read_text())[1][2]
-    assert set(re.findall(r"^  (\w+)/", map_of_rooms, re.MULTILINE)) == ALLOWED.keys()
+    assert set(re.findall(r"^  (\w+)/", map_of_rooms, re.MULTILINE)) == rooms
 
 
 def test_the_errors_of_the_troubleshooting_page_are_the_codes() -> None:
@@ -420,3 +382,37 @@ def test_the_errors_of_the_troubleshooting_page_are_the_codes() -> None:
 def test_the_citation_names_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (carbonopt.__version__, "Apache-2.0")
+
+
+# -------------------------------------------------------------------------------------------------------------
+# gallery
+
+REPORTS = sorted(report.parent.name for report in (ROOT / "reports").glob("*/report.md"))
+
+
+def test_the_gallery_shows_every_report_and_has_no_figure_of_its_own() -> None:
+    page = (DOCS / "gallery.md").read_text()
+    assert sorted(MARKER.findall(page)) == REPORTS
+    assert not re.search(r"\d\.\d|%|CO2e \d", page)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_gallery_has_a_reports_saving_caveats_and_picture(name: str) -> None:
+    folder = ROOT / "reports" / name
+    (data,) = (json.loads(path.read_text()) for path in (folder / "data").glob("*.json"))
+    shown = entry(name)
+    saving = data.get("recommendation", data)["saving_fraction"]
+    percent = re.search(r"\*\*([\d.]+) % less CO2e\*\*", shown)
+    assert percent is not None
+    assert float(percent[1]) == pytest.approx(100 * saving, abs=0.05)
+    critical = (folder / "report.md").read_text().count("\n- Critical: ")
+    assert shown.count("\n- Critical: ") == critical
+    links = [(DOCS / link).resolve() for link in LINK.findall(shown)]
+    assert {path.suffix for path in links} == {".png", ".md"}
+    assert all(path.is_file() and path.is_relative_to(folder) for path in links)
+
+
+def test_a_report_without_a_saving_is_refused_by_the_gallery() -> None:
+    document = {"headline": "No trial meets the target", "details": ["Nearest: trial 3."]}
+    with pytest.raises(ValueError, match="No trial meets the target"):
+        headline_sentence(document)

@@ -1,140 +1,38 @@
-"""The rooms' order: data flows one way, and heavy libraries stay in the rooms that need them."""
+"""The rules about imports and names that import-linter's contracts in pyproject.toml can't express."""
 
 import ast
 import graphlib
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "carbonopt"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# What a room may import beside itself.
-ALLOWED = {
-    "core": set(),
-    "spec": {"core"},
-    "space": {"core", "spec"},
-    "carbon": {"core", "spec"},
-    "energy": {"core", "spec"},
-    "storage": {"core", "spec"},
-    "train": {"core", "spec", "space"},
-    # for the users' own training scripts
-    "script": {"core", "train"},
-    "engines": {"core", "spec", "space", "energy", "storage"},
-    "analysis": {"core", "spec", "space"},
-    "search": {"core", "spec", "space", "analysis"},
-    "study": {
-        "core",
-        "spec",
-        "space",
-        "carbon",
-        "energy",
-        "storage",
-        "train",
-        "engines",
-        "analysis",
-        "search",
-    },
-    # the winner's settings and files are a trial's own
-    "export": {"core", "spec", "train", "analysis"},
-    # carbon: other grids' intensities, for the same joules
-    "report": {"core", "spec", "space", "carbon", "analysis", "export"},
-    "doctor": {"core", "spec", "energy", "train", "engines", "study"},
-    "cli": {
-        "core",
-        "spec",
-        "space",
-        "energy",
-        "storage",
-        "engines",
-        "analysis",
-        "study",
-        "report",
-        "doctor",
-    },
-}
-
-HEAVY = {
-    "torch": {"train"},
-    "transformers": {
-        "train",
-        "script",
-    },  # for its callback alone, where the user's script has imported it
-    "deepspeed": {"train"},
-    "datasets": {"train"},
-    "peft": {"train"},
-    "optuna": {"storage", "study", "search"},
-    "PIL": {"train"},
-    "sklearn": {"search", "analysis", "train"},  # train: its images of digits
-    "codecarbon": {"energy", "carbon"},  # carbon: its tables of intensities
-    "pynvml": {"energy"},
-    "wandb": {"study"},
-    "tensorboard": {"study"},
-    "plotly": {"report"},
-    "matplotlib": {"report"},
-}
-
-
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imports(path: Path, types: bool = True) -> set[str]:
-    """Return all names that a file imports; without `types`, but for those that only a type
-    checker reads.
-    """
-    tree, imported_names = ast.parse(path.read_text()), set()
-    for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
+# For each room and each heavy library, the rooms that may import it.
+IMPORTERS = {
+    name.removeprefix("carbonopt."): {
+        room.removeprefix("carbonopt.") for room in contract["allowed_importers"]
     }
-    for node in ast.walk(tree):
-        if id(node) in for_types and not types:
-            continue
-        if isinstance(node, ast.Import):
-            imported_names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            imported_names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return imported_names
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
-    room = room_of(path)
-    if room in ("__init__", "__main__"):
-        return
-    rooms = {name.split(".")[1] for name in imports(path) if name.startswith("carbonopt.")}
-    assert (rooms & ALLOWED.keys()) - {room} <= ALLOWED[room]
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_heavy_libraries_stay_in_their_rooms(path: Path) -> None:
-    for name in imports(path):
-        library = name.split(".")[0]
-        if library in HEAVY:
-            assert room_of(path) in HEAVY[library], f"{path} must not import {library}"
+    for contract in CONTRACTS
+    for name in contract.get("protected_modules", ())
+}
 
 
 def test_no_file_imports_itself_through_others() -> None:
     """Imports within functions count, too; those for types alone don't."""
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES}
-    graph = {}
-    for module, path in modules.items():
-        names = imports(path, types=False)
-        graph[module] = {
-            name if name in modules else name.rpartition(".")[0] for name in names
-        } & modules.keys()
-    graphlib.TopologicalSorter(graph).prepare()
-
-
-def test_every_room_is_listed() -> None:
-    assert {room_of(path) for path in FILES} - {"__init__", "__main__"} == ALLOWED.keys()
+    graph = grimp.build_graph("carbonopt", exclude_type_checking_imports=True, cache_dir=None)
+    imported = {file: graph.find_modules_directly_imported_by(file) for file in graph.modules}
+    graphlib.TopologicalSorter(imported).prepare()
 
 
 @pytest.mark.slow
@@ -162,7 +60,7 @@ def test_help_loads_nothing_heavy() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert set(loaded) & set(HEAVY) == set()
+    assert set(loaded) & IMPORTERS.keys() == set()
 
 
 def test_a_study_starts_its_processes_before_it_loads_what_takes_a_second() -> None:

@@ -180,8 +180,13 @@ def callback(metric: str) -> TrainerCallback:
     It is used as `Trainer(..., callbacks=[callback("eval_accuracy")])`.
 
     Args:
-        metric: one of the metrics of `Trainer.evaluate`; without "eval_" its name is that of the
-            target's quality.
+        metric: one of the metrics that `Trainer.evaluate` returns. Without "eval_" its name has to
+            be that of the target's quality.
+
+    Raises:
+        ImportError: if transformers is not installed.
+        BadInput: later, when the Trainer trains, if the metric is not the target's or no evaluation
+            has it, or for a reason that `Run`, `Run.step` or `Run.report` names.
     """
     from transformers import TrainerCallback
 
@@ -197,8 +202,13 @@ def lightning_callback(metric: str) -> lightning.Callback:
     It is used as `Trainer(..., callbacks=[lightning_callback("val_accuracy")])`.
 
     Args:
-        metric: a metric that a validation logs; without "val_" its name is that of the target's
-            quality.
+        metric: a metric that the validation logs. Without "val_" its name has to be that of the
+            target's quality.
+
+    Raises:
+        ImportError: if lightning is not installed.
+        BadInput: later, when the Trainer trains, if the metric is not the target's, or for a reason
+            that `Run`, `Run.step` or `Run.report` names.
     """
     import lightning
 

@@ -28,20 +28,26 @@ if TYPE_CHECKING:
 
 
 def in_study() -> bool:
-    """Return whether a study runs this script."""
+    """Return True if a study runs this script, and False if you run it yourself."""
     return channel.QUALITY in os.environ
 
 
 class Run:
     """A training that the study follows.
 
-    Use it on every rank, since all ranks wait for each other where a phase changes. Outside a study
-    its methods do nothing.
+    Every rank has to make the same calls, since all ranks wait for each other where a phase
+    changes. Outside a study its methods do nothing.
 
     Args:
-        total_steps: optimizer steps of the whole training. None: the study file's `workload.steps`.
-        world_size: ranks that train together, by the script's library. None: by PyTorch and
-            accelerate.
+        total_steps: number of optimizer steps of the whole training, from 1 on. None: the study
+            file's `workload.steps`.
+        world_size: number of ranks that train together, by the script's library. None: by PyTorch
+            and accelerate.
+
+    Raises:
+        BadInput: if there are no total steps, if the script has begun a training before, if the
+            ranks are not those of the launch, or if there are several and torch.distributed is not
+            initialised.
     """
 
     _process: int | None = None  # the process that has begun a training which the study follows
@@ -153,8 +159,10 @@ class Run:
     def step(self, step: int | None = None) -> None:
         """Count an optimizer step; call this after each one.
 
+        Steps beyond `total_steps` are counted, too, and the report warns of them.
+
         Args:
-            step: the number of the step, from 1. None: the next one.
+            step: the number of the step, from 1 on. None: the next one.
 
         Raises:
             BadInput: if the number is no whole number, below the last one, or not 1 at first; or if
@@ -206,14 +214,14 @@ class Run:
     def evaluation(self) -> AbstractContextManager[None]:
         """Return a context manager for the evaluation of the model, whose energy is not training's.
 
-        Within another such block it does nothing.
+        Within the block of another evaluation or checkpoint it does nothing.
         """
         return self._aside(Phase.EVAL, Stage.EVALUATION)
 
     def saving(self) -> AbstractContextManager[None]:
         """Return a context manager for the saving of a checkpoint, whose energy is not training's.
 
-        Within another such block it does nothing.
+        Within the block of another evaluation or checkpoint it does nothing.
         """
         return self._aside(Phase.SETUP, Stage.SAVING)
 
@@ -236,18 +244,23 @@ class Run:
         self.resume()
 
     def report(self, /, *, count: int | None = None, **qualities: float) -> bool:
-        """Report an evaluation, and return whether to stop: True if the study says so.
+        """Report an evaluation, and return whether the training has to stop.
 
-        Every rank gets the same answer. Before the first step the report is the quality at the
-        start. What the script did since its last step counts as evaluation.
+        Before the first step the report is the quality at the start. What the script did since its
+        last step counts as evaluation. With several ranks, the values of rank 0 count.
 
         Args:
-            count: examples or tokens that the quality is a mean over. None: not known.
-            qualities: values by name, with the study's target among them: `accuracy=0.93`. Shares
-                are from 0 to 1.
+            count: number of examples or tokens that the quality is a mean over. None: not known.
+            qualities: values by name, with the study's target among them, such as `accuracy=0.93`.
+                Each is a number or a tensor of one element. Shares are from 0 to 1, not percents.
+                NaN or infinity says that the training diverged.
+
+        Returns:
+            True if the study stops the trial; all ranks get the same answer. Outside a study False.
 
         Raises:
-            BadInput: if the target's quality is not among them or can't have such a value.
+            BadInput: if the target's quality is not among the qualities or can't have such a value,
+                if another quality is no number, or if `count` is no whole number from 1 on.
         """
         if not self._is_followed:
             return False
@@ -269,7 +282,8 @@ class Run:
     def end(self) -> None:
         """Say that the training has ended.
 
-        What follows, such as testing the model, is no part of it.
+        The energy of what follows, such as a test of the model, is not training's. A report after
+        the last of the total steps, and the end of a `with` block of the run, do the same.
         """
         self.has_ended = True
         self.enter(Phase.SETUP, Stage.AFTER)
@@ -348,10 +362,16 @@ def run(total_steps: int | None = None) -> Run:
 
     Call it on every rank when model and optimizer are ready and the first step comes next. If
     `with` is used around the loop, energy stops counting as training at the end of the block, be it
-    early. The arguments are those of `Run`.
+    early.
+
+    Args:
+        total_steps: number of optimizer steps of the whole training, from 1 on, which are not micro
+            batches. None: the study file's `workload.steps`.
 
     Raises:
-        BadInput: if there are no total steps, or the ranks aren't those of the launch.
+        BadInput: if there are no total steps, if the script has begun a training before, if the
+            ranks are not those of the launch, or if there are several and torch.distributed is not
+            initialised.
     """
     return Run(total_steps)
 

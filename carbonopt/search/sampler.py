@@ -75,36 +75,42 @@ class NextTrial:
 class CarbonSampler(BaseSampler):
     """A sampler that looks for the cheapest configuration that meets the target, at little cost.
 
-    It proposes the configuration that is most likely to be the answer, per unit of the energy that
-    trying it is expected to take.
+    It proposes the configuration that is most likely to be the answer, per unit of the cost that
+    trying it is expected to have. The study needs two objectives: a cost to minimize, in any unit
+    (carbonopt's own studies use kWh), and the quality. Several workers can share a study: no two
+    run the same configuration while others are left.
 
     Args:
-        quality: the second objective, or its name in `carbonopt.core.quality.QUALITIES`.
-        target: the quality that a trial has to reach.
-        goal: "recommend" searches for the cheapest configuration that meets the target, "front" for
-            the whole trade-off.
+        quality: the second objective: `"perplexity"`, `"accuracy"` or another name of
+            `carbonopt.core.quality.QUALITIES`, or a `Quality`.
+        target: the value that a trial has to reach, in the unit of the second objective: at most
+            this perplexity, or at least this accuracy from 0 to 1.
+        goal: `"recommend"` searches for the cheapest configuration that meets the target,
+            `"front"` for the whole trade-off.
         valid: returns whether a combination of values can exist. None: all can.
-        listed: all combinations that can exist, if they are known.
+        listed: all combinations that can exist, each as a mapping from the dimensions' names to
+            their values. None: they are not known.
         canonical: maps combinations that train alike to the one of them that is tried.
-        complete: adds what is fixed to the values of the dimensions that are searched.
-        affects: "cost" or "quality" for each dimension that carbonopt doesn't know and that affects
-            one of them alone. A dimension that isn't named affects both, as far as the trials show.
-            None: no dimension is named.
+        complete: returns what is fixed in all trials, such as `{"lr_scheduler": "linear"}`, for the
+            values of the dimensions that are searched.
+        affects: `"cost"` or `"quality"` for each dimension that carbonopt doesn't know and that
+            affects one of them alone, such as `{"power_limit_w": "cost"}`. A dimension that isn't
+            named affects both, as far as the trials show. None: no dimension is named.
         confirmed: whether the answer will be run again with other seeds. Then a configuration's
             mean has to meet the target, as the model knows it, and one lucky run is no answer.
-        advised: batch size and learning rate, by their names, near which the first trial is and the
-            best is expected, as far as they are in the space. A dimension that isn't named is
-            expected in its middle. None: no dimension is named.
-        memory_gib: memory of one device, to stay away from configurations that don't fit. None: not
-            known.
-        learn_from: the trials of prior studies of the same or a similar task, which are observed as
-            this study's own are.
-        search_space: the dimensions. None: those of the trials that have finished. Until one has,
-            values are random, and workers that start at once may take the same.
-        seed: seed of the draws. With the trials' numbers it decides every proposal. None: another
-            seed each time.
-
-    Several workers can share a study: no two run the same configuration while others are left.
+        advised: `global_batch_size` (in sequences, examples or whatever your batches have) and
+            `learning_rate` near which the first trial is and the best is expected, as far as they
+            are in the space. A dimension that isn't named is expected in its middle. None: no
+            dimension is named.
+        memory_gib: memory of one device in GiB, to stay away from configurations that don't fit.
+            None: not known.
+        learn_from: a list of trials for each prior study of the same or a similar task, such as
+            `[earlier.trials]`. They are observed as this study's own are.
+        search_space: the dimensions, as Optuna's distributions by their names. None: those of the
+            trials that have finished. Until one has, values are random, and workers that start at
+            once may take the same.
+        seed: seed of the draws, from 0 on. With the trials' numbers it decides every proposal.
+            None: another seed each time.
 
     Raises:
         ValueError: if an argument is out of its range. Later, when a trial is asked for, if the
@@ -264,9 +270,22 @@ class CarbonSampler(BaseSampler):
     def should_prune(self, study: Study, trial: Trial) -> bool:
         """Return whether a running trial can no longer matter.
 
-        This is decided from its user attributes so far (see `observation`) and from the
+        This is decided from its user attributes so far, such as its learning curve, and from the
         observations of the trials before it. Optuna's own pruning refuses studies of two
         objectives.
+
+        Args:
+            study: the study that uses this sampler.
+            trial: a trial of that study that is running. It counts with the user attributes that
+                have been set.
+
+        Returns:
+            True if the trial will miss the target, or with the goal `"front"` if it will be off the
+            front. It is False while the trial's curve covers less than a third of its steps.
+
+        Raises:
+            ValueError: if the trial is of another study, if the study does not have the two
+                objectives, or if a trial's values or user attributes are impossible.
         """
         if trial.study.study_name != study.study_name:
             studies = f"is of {trial.study.study_name!r}, not of {study.study_name!r}"

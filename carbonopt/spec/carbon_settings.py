@@ -25,19 +25,30 @@ class Carbon(Settings):
     the cloud region, in data that CodeCarbon carries.
     """
 
-    # an ISO 3166-1 alpha-3 code
     country: Annotated[str, AfterValidator(_three_letters)] | None = None
-    region: Name | None = None  # state, province or zone, where the bundled data has it
-    # a provider in the bundled data (gcp), or any where the intensity is given
+    """Three capital letters, such as `USA`."""
+
+    region: Name | None = None
+    """A state, province or zone of that country."""
+
     cloud_provider: Name | None = None
-    cloud_region: Name | None = None  # as the provider names it, such as europe-west1
+    """The cloud provider, such as `gcp`; needs `cloud_region`."""
+
+    cloud_region: Name | None = None
+    """The provider's region, such as `europe-west1`; needs `cloud_provider`."""
+
     # The cleanest grids have a few g; 0.001 g is less than the life cycle of any source emits.
     intensity_g_co2e_per_kwh: float | None = Field(default=None, ge=0.001, le=5000)
+    """Your own carbon intensity, 0.001 to 5000; it overrides the others."""
+
     pue: float = Field(default=1.0, ge=1.0, le=5.0)
-    # energy that counts: all that is measured or modelled, or the GPUs' energy counters alone
+    """Power usage effectiveness, 1 to 5."""
+
     objective: Literal["all", "gpu"] = "all"
-    # a CSV file with the intensities of other hours
+    """`all`, or `gpu`: only the GPUs' energy counts."""
+
     trace: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """A CSV file of hourly intensities, for [other hours](emissions.md#other-grids-and-hours)."""
 
     def violations(self) -> dict[str, bool]:
         country, cloud, intensity = self.country, self.cloud_region, self.intensity_g_co2e_per_kwh

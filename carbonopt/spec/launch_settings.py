@@ -61,22 +61,30 @@ class _Training(Settings):
     is_local: ClassVar[bool] = False
     files: ClassVar[tuple[str, ...]] = ()  # files that trials read beside those of the workload
 
-    # a trial that makes no progress for so long is ended
     timeout_s: float = Field(default=900.0, gt=0)
-    # a trial that takes longer in all is ended; None: no limit
+    """A trial that makes no progress for this long is stopped."""
+
     trial_time_limit_s: TimeLimit | None = None
-    # trials are forked from a process that has imported everything; false: each one imports it
+    """A trial that takes longer than this in total is stopped (`timeout`): seconds, or
+    `"HH:MM:SS"`."""
+
     warm_start: bool = True
+    """Forks trials from a process that has already imported everything."""
+
     max_concurrent_trials: MaxConcurrentTrials = "auto"
+    """The most trials that [several workers](workers.md#what-speed-costs) run at once: a number, or
+    `auto`: few, to save energy."""
 
 
 class _Shared(_Training):
     """A launch on machines whose devices several trials may share."""
 
-    # must divide the number of GPUs; None: a trial has all
     gpus_per_trial: int | None = Field(default=None, ge=1)
-    # ranks of a trial on each machine without GPUs
+    """GPUs of one trial; must divide the number of `gpus`. [Trials run side by
+    side](workers.md#on-one-machine). Left out: a trial has all."""
+
     cpu_ranks: int = Field(default=1, ge=1, le=64)
+    """Ranks of a trial on each machine, with `gpus: []`."""
 
 
 class LocalLaunch(_Shared):
@@ -85,9 +93,16 @@ class LocalLaunch(_Shared):
     is_local: ClassVar[bool] = True
 
     kind: Literal["local"] = "local"
-    gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)  # NVML indices, as nvidia-smi numbers them
-    # local workers with `gpus: []`, each on its share of the cores
+    """Where trials run. `local`: this machine. `slurm`: [jobs](workers.md#on-slurm). `hostfile`:
+    [machines](workers.md#trials-over-several-machines) that ssh reaches. `replay`: a table of
+    recorded runs."""
+
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """GPU numbers as nvidia-smi shows them. A trial has a rank on each of its GPUs: all of these,
+    or `gpus_per_trial` of them. `[]`: the CPU."""
+
     workers: int = Field(default=1, ge=1, le=64)
+    """Trials that run side by side with `gpus: []`, each on its share of the cores."""
 
     def violations(self) -> dict[str, bool]:
         return {
@@ -163,22 +178,45 @@ class SlurmLaunch(_Shared):
     """
 
     kind: Literal["slurm"]
-    nodes: int = Field(default=1, ge=1, le=1000)  # nodes of a job
-    # must divide `nodes`; None: a trial has all
+    nodes: int = Field(default=1, ge=1, le=1000)
+    """Nodes of a job."""
+
     nodes_per_trial: int | None = Field(default=None, ge=1)
-    gpus_per_node: int = Field(default=1, ge=0, le=64)  # 0: trials on the CPU
-    cpus_per_node: int | None = Field(default=None, ge=1)  # None: what the partition gives
-    # memory of each node; None: what the partition gives
+    """Nodes of one trial; must divide `nodes`. Trials run side by side. Left out: [a
+    trial](workers.md#trials-over-several-machines) has all."""
+
+    gpus_per_node: int = Field(default=1, ge=0, le=64)
+    """GPUs of a node; `0`: the CPU."""
+
+    cpus_per_node: int | None = Field(default=None, ge=1)
+    """Cores of a node. Left out: what the partition gives."""
+
     memory_gib: float | None = Field(default=None, ge=0.01, le=1e6)
+    """Memory of a node. Left out: what the partition gives."""
+
     partition: Name | None = None
+    """The `--partition` of sbatch."""
+
     account: Name | None = None
+    """The `--account` of sbatch."""
+
     qos: Name | None = None
+    """The `--qos` of sbatch."""
+
     constraint: Name | None = None
-    # a job's limit in minutes; the study can go on after it
+    """The `--constraint` of sbatch."""
+
     time: Annotated[int, BeforeValidator(_minutes)] = Field(default=60, ge=1, le=525_600)
+    """A job's time limit: minutes, or as sbatch takes it, such as `"08:00:00"`."""
+
     exclusive: bool = False
-    workers: int = Field(default=1, ge=1, le=1000)  # jobs that work on the study at once
-    setup: tuple[Name, ...] = ()  # lines of shell before the command, such as `module load cuda`
+    """Requests whole nodes."""
+
+    workers: int = Field(default=1, ge=1, le=1000)
+    """Jobs that work on the study at the same time."""
+
+    setup: tuple[Name, ...] = ()
+    """Shell lines that run before the command, such as `module load cuda`."""
 
     def violations(self) -> dict[str, bool]:
         gpus, each = self.gpus_per_node, self.gpus_per_trial
@@ -254,11 +292,17 @@ class HostfileLaunch(_Training):
 
     kind: Literal["hostfile"]
     hostfile: Name
+    """A file with a line `HOST slots=N` for each
+    [machine](workers.md#trials-over-several-machines)."""
+
     # the hosts of the hostfile, read with the study file
     hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)
-    device: Literal["gpu", "cpu"] = "gpu"  # the device of each slot
-    # must divide the number of hosts; None: a trial has all
+    device: Literal["gpu", "cpu"] = "gpu"
+    """What a slot is: `gpu`, or `cpu` for ranks on the CPU."""
+
     nodes_per_trial: int | None = Field(default=None, ge=1)
+    """Machines of one trial; must divide their number. Trials run side by side. Left out: a trial
+    has all."""
 
     def violations(self) -> dict[str, bool]:
         each, slots = self.nodes_per_trial or len(self.hosts), [host.slots for host in self.hosts]
@@ -333,6 +377,8 @@ class ReplayLaunch(Settings):
 
     kind: Literal["replay"]
     table: Name
+    """The table of recorded runs; with `kind: replay` only."""
+
     max_concurrent_trials: MaxConcurrentTrials = "auto"
 
     @property

@@ -17,39 +17,67 @@ def _space(raw: Any) -> Any:
 
 
 class Pruning(Settings):
-    # Stop a trial that can't reach the target, as predicted from its curve and the other trials.
-    # None: the quality decides (Quality.stops_for_target).
-    target: bool | None = None
-    cap: bool = True  # stop a trial that emits more than the best one that meets the target
-    # share of the trials that would be stopped but are run to their end instead
+    target: bool | None = None  # None: the quality decides (Quality.stops_for_target)
+    """[Stops](pruning.md#target) trials that will miss the target. Left out: on for perplexity and
+    exact match, off for other qualities."""
+
+    cap: bool = True
+    """[Stops](pruning.md#cap) trials that emit more than the best one that meets the target."""
+
     audit: float = Field(default=0.0, ge=0, le=1)
+    """Fraction of the trials due to be stopped by `target` that run to their end anyway."""
 
 
 class Search(Settings):
     space: Annotated[Space, BeforeValidator(_space)]
+    """The [dimensions](#dimensions), or `auto`: [carbonopt chooses them](search.md#space-auto)."""
+
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
-    # find the cheapest configuration that meets the target, or the whole Pareto front
+    """The sampler: `carbon`, or Optuna's `tpe`, `nsga2`, `gp`, `random` or `grid`; see
+    [search](search.md)."""
+
     goal: Literal["recommend", "front"] = "recommend"
+    """`recommend`: the cheapest configuration that meets the target. `front`: the whole trade-off.
+    """
+
     pruning: Pruning = Pruning()
-    # measure settings that don't affect the quality by a few steps, and compile before a trial
     probes: bool = True
-    # folders of prior studies of the same or a similar task
+    """[Measures](search.md#probes) settings that don't change the quality by running a few steps,
+    and compiles kernels before trials."""
+
     learn_from: tuple[Name, ...] = Field(default=(), max_length=20)
-    # a known configuration: it is the first trial, never pruned, and the baseline
+    """Folders of up to 20 [earlier studies](search.md#learning-from-earlier-studies) that the
+    search learns from; needs the sampler `carbon`."""
+
     start: dict[str, Given] | None = None
+    """A configuration that you know: see [start](#start)."""
+
     seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of training and of the search."""
 
 
 class Budget(Settings):
     """The limits of a study, which ends when the first of them is reached."""
 
     trials: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Trials of the search; repeats of `confirm` are added to them."""
+
     hours: float | None = Field(default=None, gt=0, le=1_000_000)
+    """Time in which at least one worker runs, over all calls of `carbonopt run`."""
+
     energy_kwh: float | None = Field(default=None, gt=0, le=1e12)
+    """Energy of the whole study, counted as `carbon.objective` says, without PUE."""
+
     emissions_kg_co2e: float | None = Field(default=None, gt=0, le=1e12)
-    # stop when the next trial would cost more than it saves in `reuses` trainings with the winner
+    """Emissions of the whole study."""
+
     until: Literal["converged"] | None = None
+    """`converged`: the study ends when [another trial doesn't pay](search.md#when-a-study-ends);
+    needs the sampler `carbon` and the goal `recommend`."""
+
     reuses: int = Field(default=10, ge=1, le=1_000_000_000)
+    """How often you will run the recommended configuration; `converged` and probes weigh their cost
+    against that."""
 
     def violations(self) -> dict[str, bool]:
         endless = not self.model_dump(exclude_none=True, exclude={"reuses"})
@@ -61,7 +89,11 @@ class Budget(Settings):
 class Confirm(Settings):
     """The repetition, after the search, of its winner and the runners-up with other seeds."""
 
-    # runs of each configuration, including the run in the search
     seeds: int = Field(default=3, ge=2, le=100)
-    runners_up: int = Field(default=2, ge=0, le=100)  # number of configurations beside the winner
-    baseline: bool = False  # repeat the start configuration, too
+    """Runs of each configuration, including its run in the search."""
+
+    runners_up: int = Field(default=2, ge=0, le=100)
+    """How many configurations besides the winner are repeated."""
+
+    baseline: bool = False
+    """Also repeats the start: `search.start`, or the one that `space: auto` chose."""

@@ -18,8 +18,11 @@ AUTO = "auto"  # stands in the place of a space
 
 class Choices(Settings):
     choices: tuple[Given, ...]
-    # for a dimension of the user's own: what it affects; None: both, as far as the trials show
+    """A list of values."""
+
     affects: StatedAffects | None = None
+    """`cost` or `quality`, for a [script's own](script.md) dimension that changes only one of them.
+    Left out: the search learns both effects from the trials."""
 
     def violations(self) -> dict[str, bool]:
         # in a study file 1 and true differ, though they are equal in Python
@@ -37,9 +40,17 @@ class Range(Settings):
     """Any value from `low` to `high`, both included."""
 
     low: float = Field(ge=-1e12, le=1e12)
+    """A range's lowest value."""
+
     high: float = Field(ge=-1e12, le=1e12)
+    """A range's highest value."""
+
     log: bool = False
+    """Searches the range on a logarithmic scale."""
+
     step: float | None = Field(default=None, gt=0)
+    """The range has only the values `low`, `low` + `step`, …."""
+
     affects: StatedAffects | None = None
 
     def violations(self) -> dict[str, bool]:

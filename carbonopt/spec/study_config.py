@@ -32,13 +32,19 @@ def _not_dots_only(text: str) -> str:
 
 class WandbTracking(Settings):
     project: Name = "carbonopt"
+    """The Weights & Biases project."""
+
     entity: Name | None = None
+    """The user or team that owns the project."""
+
     mode: Literal["online", "offline"] = "offline"
+    """`offline` or `online`."""
 
 
 class Track(Settings):
     wandb: WandbTracking | None = None
     tensorboard: bool = False
+    """Writes TensorBoard files; needs `pip install 'carbonopt[tensorboard]'`."""
 
 
 _OTHER_TOKENS = (
@@ -49,6 +55,9 @@ _OTHER_TOKENS = (
 
 class StudyConfig(Settings):
     name: Annotated[Name, AfterValidator(_not_dots_only)]
+    """The study's name. Without `--out` its folder is `runs/NAME/`, where characters other than
+    letters, digits, `_`, `.` and `-` become `-`."""
+
     workload: Workload | None = None  # a replay needs none
     target: TargetSettings
     search: Search

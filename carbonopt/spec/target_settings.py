@@ -1,6 +1,7 @@
 """The part `target` of a study file: the quality that a trial has to reach."""
 
 import difflib
+import math
 import re
 from typing import Annotated, Any
 
@@ -27,7 +28,17 @@ def _name_of_a_report(text: str) -> str:
 
 
 def _target_field(quality: Quality) -> tuple[Any, Any]:
-    return float | None, Field(default=None, ge=quality.lowest, le=min(quality.highest, 1e9))
+    values = ""
+    if math.isfinite(quality.highest):
+        values = f", from {quality.lowest:g} to {quality.highest:g}"
+    elif math.isfinite(quality.lowest):
+        values = f", which is {quality.lowest:g} or more"
+    return float | None, Field(
+        default=None,
+        ge=quality.lowest,
+        le=min(quality.highest, 1e9),
+        description=f"{quality.bound_word.capitalize()} this value{values}.",
+    )
 
 
 _TARGET_FIELDS = {name: _target_field(quality) for name, quality in QUALITIES.items()}
@@ -42,8 +53,13 @@ class TargetSettings(create_model("TargetSettings", __base__=Settings, **_TARGET
     """
 
     quality: Annotated[Name, AfterValidator(_name_of_a_report)] | None = None
+    """The name of a quality that a script reports itself; give `at_least` or `at_most` with it."""
+
     at_least: float | None = Field(default=None, ge=-1e12, le=1e12)
+    """The bound for `target.quality`, if more is better."""
+
     at_most: float | None = Field(default=None, ge=-1e12, le=1e12)
+    """The bound for `target.quality`, if less is better."""
 
     one_of = (*QUALITIES, "quality")
 

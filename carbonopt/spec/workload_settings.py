@@ -19,10 +19,17 @@ class Model(Settings):
     """
 
     name_or_path: Name | None = None
-    # model_type, and fields of that type's configuration class
+    """A hub name, or a local folder with the model's weights and, unless `workload.tokenizer` is
+    given, its tokenizer."""
+
     from_config: dict[str, Any] | None = None
+    """A model with random weights: `model_type` and the fields of its configuration class."""
+
     revision: str | None = None
+    """The hub model's revision."""
+
     trust_remote_code: bool = False
+    """Runs the code that comes with the model."""
 
     one_of = ("name_or_path", "from_config")
 
@@ -39,9 +46,15 @@ class Tokenizer(Settings):
     """
 
     name_or_path: Name | None = None
-    # vocabulary size; the least holds 256 bytes and the end of text
+    """A tokenizer other than the model's own: hub name or folder."""
+
+    # the least holds 256 bytes and the end of text
     train_bpe: Annotated[int, Field(ge=257, le=1_000_000)] | None = None
+    """Trains a byte-level BPE with this many tokens (257 or more) on the training text. Refused
+    with pretrained weights, which were trained on other tokens."""
+
     kind: Literal["char", "byte"] | None = None
+    """`char` or `byte`: one token for each character or byte."""
 
     one_of = ("name_or_path", "train_bpe", "kind")
 
@@ -53,14 +66,33 @@ class Dataset(Settings, extra="allow"):
     built-in data sets.
     """
 
-    builtin: Name | None = None  # each task's own class says which names there are
+    builtin: Name | None = None
+    """A data set that needs no download. `python-docs`: Python's language reference, which every
+    Python carries. For `classification`, `digits`: scikit-learn's images."""
+
     name_or_path: Name | None = None
-    config: str | None = None  # the hub data set's configuration
+    """A hub data set, or a local folder of one. Splits are the folders directly below it (`train`,
+    `validation`, `test`), or follow from the names of its files."""
+
+    config: str | None = None
+    """The hub data set's configuration."""
+
     train_split: str = "train"
-    eval_split: str = "validation"  # if it is the training split: the last eval_fraction of that
+    """The hub data set's split to train on."""
+
+    eval_split: str = "validation"
+    """The hub data set's split to evaluate on. If it equals `train_split`, the last `eval_fraction`
+    is held out."""
+
     train_files: tuple[str, ...] | None = None
-    eval_files: tuple[str, ...] | None = None  # None: the last eval_fraction of the training rows
+    """Text, jsonl, csv, tsv or parquet; also compressed, as in `train.jsonl.gz`."""
+
+    eval_files: tuple[str, ...] | None = None
+    """The same for evaluation. Left out: the last `eval_fraction` of the training rows is held out.
+    """
+
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
+    """The fraction to hold out for evaluation when there are no `eval_files`."""
 
     one_of = ("builtin", "name_or_path", "train_files")
 
@@ -97,19 +129,31 @@ class Workload(Settings, extra="allow"):
     """
 
     task: str = "causal_lm"
-    quality: Name | None = None  # the target's quality, where it is not the task's first
+    """The kind of training: `causal_lm` (a causal language model on text), `sft`, `reward`, `dpo`,
+    `rlhf`, `classification`, `seq2seq` or `script`. [Kinds of training](tasks.md) has the keys of
+    each."""
+
+    quality: Name | None = None
+    """Set by `target`; leave out."""
+
     model: Model | None = None  # None: the script has its own
     tokenizer: Tokenizer | None = None  # None: the model's own
     dataset: Dataset | None = None  # None: the script has its own
-    sequence_length: SequenceLength | None = None  # None: images, or the script has its own
-    # evaluations of a trial, evenly spaced; the last one is at its end
+    sequence_length: SequenceLength | None = None
+    """The length in tokens; required, except for images and scripts."""
+
     evaluations: int = Field(default=8, ge=1, le=1000)
-    # None: the micro batch, at least 8
+    """Evaluations of each trial, evenly spaced; the last one is at its end."""
+
     eval_batch_size_per_gpu: int | None = Field(default=None, ge=1)
-    # further arguments for transformers.TrainingArguments
+    """The batch of an evaluation. Left out: chosen automatically to fit the GPU's memory
+    (`causal_lm` and `sft` on GPUs); otherwise the micro batch, at least 8."""
+
     training_arguments: dict[str, Any] = Field(default_factory=dict)
-    # further keys of DeepSpeed's configuration
+    """Further arguments of `transformers.TrainingArguments`."""
+
     deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of DeepSpeed's configuration."""
 
     @property
     def is_script(self) -> bool:

@@ -35,7 +35,9 @@ class Text(NamedTuple):
 
 class TextDataset(Dataset, extra="forbid"):
     builtin: Literal["python-docs"] | None = None
-    text_column: Name | None = None  # None: `text`, for files that have columns
+    text_column: Name | None = None
+    """The column of the text in jsonl, csv, tsv, parquet and hub data sets; `text` unless given. A
+    plain text file has no columns."""
 
     @property
     def columns(self) -> tuple[str, ...]:
