@@ -51,9 +51,10 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         # The errors of a tag that doesn't fit its value, such as !!int [1].
-        except (AttributeError, LookupError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            value = repr(node.value) if isinstance(node, yaml.ScalarNode) else f"a {node.id}"
             raise _refusal(
-                f"{node.value!r} can't be read as {node.tag.rpartition(':')[2]}", node
+                f"{value} can't be read as {node.tag.rpartition(':')[2]}", node
             ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -100,12 +101,15 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
 )
-# YAML 1.1 requires a dot in a float, so PyYAML reads 1e-3 as text; whoever writes a learning rate
-# this way means the number.
+# PyYAML reads 1e-3, .5e-3 and -.5 as text; whoever writes a learning rate so means the number.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
+    re.compile(
+        r"""^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+
+                    |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?)$""",
+        re.VERBOSE,
+    ),
+    list("-+.0123456789"),
 )
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)

@@ -11,7 +11,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.space_settings import Choices, Fixed, Range
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study.study_file import load_study, parse_study, read_mapping
 
 
 def refused(study: dict, write_study) -> str:
@@ -50,6 +50,16 @@ def test_paths_are_taken_from_the_study_files_folder(
     tiny_study["workload"]["dataset"] = {"train_files": ["data/a.txt"]}
     config = load_study(write_study(tiny_study))
     assert config.workload.dataset.train_files == (str(tmp_path / "data/a.txt"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("-.5", -0.5), ("+.5", 0.5), (".5e-3", 0.0005), ("1.e-3", 0.001)]
+)
+def test_decimal_points_without_digits_beside_them_are_read(
+    tmp_path: Path, text: str, value: float
+) -> None:
+    (tmp_path / "piece.yaml").write_text(f"key: {text}\n")
+    assert read_mapping(tmp_path / "piece.yaml", "the study file") == {"key": value}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +174,11 @@ def test_missing_keys_are_named(tiny_study: dict, write_study) -> None:
         ("? [a]\n: 1\n", "plain text"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
         ('name: !!int ""\n', "'' can't be read as int at line 1"),
-        ("name: !!int [1]\n", "can't be read as int"),
+        ("name: !!int [1]\n", "a sequence can't be read as int at line 1"),
+        ("name: !!int 5.5\n", "'5.5' can't be read as int at line 1"),
+        ("name: !!float x\n", "'x' can't be read as float at line 1"),
+        ("name: 0x_\n", "'0x_' can't be read as int at line 1"),
+        ("name: !!timestamp 2024-99-99\n", "'2024-99-99' can't be read as timestamp at line 1"),
         ("name: !!map [a]\n", "can't be read as a mapping"),
         ("name: !!bool abc\n", "'abc' can't be read as bool"),
         (f"budget: {{trials: 0x{'f' * 4000}}}\n", "is no decimal number"),
