@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         # The errors of a tag that doesn't fit its value, such as !!int [1].
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            value = repr(node.value) if isinstance(node, yaml.ScalarNode) else f"a {node.id}"
+            value = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a collection"
             raise _refusal(
                 f"{value} can't be read as {node.tag.rpartition(':')[2]}", node
             ) from error

@@ -174,7 +174,7 @@ def test_missing_keys_are_named(tiny_study: dict, write_study) -> None:
         ("? [a]\n: 1\n", "plain text"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
         ('name: !!int ""\n', "'' can't be read as int at line 1"),
-        ("name: !!int [1]\n", "a sequence can't be read as int at line 1"),
+        ("name: !!int [1]\n", "a collection can't be read as int at line 1"),
         ("name: !!int 5.5\n", "'5.5' can't be read as int at line 1"),
         ("name: !!float x\n", "'x' can't be read as float at line 1"),
         ("name: 0x_\n", "'0x_' can't be read as int at line 1"),

@@ -7,7 +7,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from carbonopt.core.errors import BadInput
 from carbonopt.train.data.packing import IGNORED
-from carbonopt.train.models.model import check_output_layer, fuse_output_layer
+from carbonopt.train.models.model import fuse_output_layer
+from carbonopt.train.models.model_check import check_output_layer
 from carbonopt.train.speed import output_layer
 from carbonopt.train.speed.output_layer import FusedOutputLayer
 from carbonopt.train.tasks.causal_lm import CausalLM

@@ -45,7 +45,6 @@ _DROPOUTS = (
     "resid_pdrop", "embd_pdrop", "emb_pdrop", "attn_pdrop", "embedding_dropout", "mlp_dropout",
     "residual_dropout",
 )  # fmt: skip
-FLOAT8_CAPABILITY = (8, 9)
 # parameters in float32, 1 GB of the host's memory, beside another trial that runs
 _MOST_PREFETCHED = 250_000_000
 
@@ -348,48 +347,6 @@ def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
 def attention_option(name: str | None) -> dict[str, str]:
     """Return transformers' option for an attention; None stands for the model's own."""
     return {} if name is None else {"attn_implementation": name}
-
-
-def check_output_layer(
-    kind: ModelKind, config: PreTrainedConfig, layer: str, trust_remote_code: bool
-) -> None:
-    """Raise BadInput if a fused output layer can't replace the model's own.
-
-    It also raises BadInput if the GPU has no float8 products and the layer needs them. The model
-    runs without numbers, which takes no memory, to see what becomes of its logits.
-    """
-    if layer == "standard":
-        return
-    capability = (
-        torch.cuda.get_device_capability() if torch.cuda.is_available() else FLOAT8_CAPABILITY
-    )
-    if layer == "fused_fp8" and capability < FLOAT8_CAPABILITY:
-        rule = (
-            "output_layer: fused_fp8 needs a GPU of compute capability {}.{} (Ada, Hopper) or"
-            " above, but got {}.{}"
-        )
-        raise BadInput(f"{rule.format(*FLOAT8_CAPABILITY, *capability)}; use fused.")
-    given, model_type = [], config.model_type
-    untold = (
-        f"output_layer: whether {model_type} can have a fused one can't be told, since the model"
-        " doesn't run"
-    )
-    unrunnable = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
-    with (
-        refused(f"{untold} without numbers ({{}}); use standard.", *unrunnable),
-        torch.device("meta"),
-    ):
-        model = kind.auto().from_config(config, trust_remote_code=trust_remote_code)
-        own = model.get_output_embeddings()
-        own.register_forward_hook(lambda own, inputs, output: given.append(output))
-        # Use a cache, which the Trainer turns off in saved models: masks are then made without
-        # looking at data.
-        logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True).logits
-    if type(own) is not torch.nn.Linear or not given or logits is not given[-1]:
-        why = "it scales or caps its logits, or makes them with something else than a linear layer"
-        raise BadInput(f"output_layer: {model_type} can't have a fused one: {why}; use standard.")
-    with refused(f"output_layer: that of {model_type} {{}}; use standard.", ValueError):
-        fuse_output_layer(model, layer, compiled=False)
 
 
 def fuse_output_layer(model: PreTrainedModel, layer: str, compiled: bool) -> None:

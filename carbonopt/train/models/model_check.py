@@ -16,6 +16,7 @@ from carbonopt.spec.space_settings import Space, values_of
 from carbonopt.train import ranks
 from carbonopt.train.failures import ran_out_of_memory, reason, refused
 from carbonopt.train.models import model as models
+from carbonopt.train.models.memory_probe import LiveMemory
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.optim.muon import groups_of
 from carbonopt.train.tasks.trainer_task import TrainerTask
@@ -23,6 +24,7 @@ from carbonopt.train.tasks.trainer_task import TrainerTask
 _LAYERS = 2  # models with two kinds of attention alternate them
 _VOCABULARY = 64  # vocabulary size of the model for a causality check
 _TOKENS = 12  # length of the input whose last token is changed
+FLOAT8_CAPABILITY = (8, 9)  # the least compute capability whose GPUs have float8 products
 # logits of earlier tokens may change by this fraction of the last token's change, in float32
 _LEAK = 1e-4
 _MOST_RUN = 60_000_000  # parameters of a model that is run whole, 0.24 GB
@@ -85,6 +87,49 @@ def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) ->
             models.with_lora(kind, empty, lora_rank, inputs_need_gradients=False)
 
 
+def check_output_layer(
+    kind: ModelKind, config: PreTrainedConfig, layer: str, trust_remote_code: bool
+) -> None:
+    """Raise BadInput if a fused output layer can't replace the model's own.
+
+    It also raises BadInput if the GPU has no float8 products and the layer needs them. The model
+    runs without numbers, which takes no memory, to see what becomes of its logits.
+    """
+    if layer == "standard":
+        return
+    capability = (
+        torch.cuda.get_device_capability() if torch.cuda.is_available() else FLOAT8_CAPABILITY
+    )
+    if layer == "fused_fp8" and capability < FLOAT8_CAPABILITY:
+        rule = (
+            "output_layer: fused_fp8 needs a GPU of compute capability {}.{} (Ada, Hopper) or"
+            " above, but got {}.{}"
+        )
+        raise BadInput(f"{rule.format(*FLOAT8_CAPABILITY, *capability)}; use fused.")
+    given, model_type = [], config.model_type
+    untold = (
+        f"output_layer: whether {model_type} can have a fused one can't be told, since the model"
+        " doesn't run"
+    )
+    unrunnable = (ValueError, TypeError, KeyError, AttributeError, RuntimeError)
+    with (
+        refused(f"{untold} without numbers ({{}}); use standard.", *unrunnable),
+        torch.device("meta"),
+        LiveMemory(),  # it answers what models ask about their masks
+    ):
+        model = kind.auto().from_config(config, trust_remote_code=trust_remote_code)
+        own = model.get_output_embeddings()
+        own.register_forward_hook(lambda own, inputs, output: given.append(output))
+        # Use a cache, which the Trainer turns off in saved models: masks are then made without
+        # looking at data.
+        logits = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True).logits
+    if type(own) is not torch.nn.Linear or not given or logits is not given[-1]:
+        why = "it scales or caps its logits, or makes them with something else than a linear layer"
+        raise BadInput(f"output_layer: {model_type} can't have a fused one: {why}; use standard.")
+    with refused(f"output_layer: that of {model_type} {{}}; use standard.", ValueError):
+        models.fuse_output_layer(model, layer, compiled=False)
+
+
 def lacking(task: TrainerTask, config: PreTrainedConfig, space: Space) -> dict[str, str]:
     """Return the dimensions of a space that this model can't have, and why."""
     kind, trusted = task.model_kind, task.workload.model.trust_remote_code
@@ -94,7 +139,7 @@ def lacking(task: TrainerTask, config: PreTrainedConfig, space: Space) -> dict[s
             check_settings(task, config, Space(**{name: domain}))
             if name == "output_layer":
                 for layer in map(str, values_of(domain)):
-                    models.check_output_layer(kind, config, layer, trusted)
+                    check_output_layer(kind, config, layer, trusted)
         except BadInput as error:
             lacks[name] = str(error).removeprefix(f"{name}: ").removesuffix("; leave it out.")
     return lacks

@@ -126,7 +126,9 @@ def _check_chosen(
         chooser.granularity_info, chooser.z3_leaf_layers = set(), []
         for parameter in model.parameters():
             parameter.ds_numel = parameter.numel()
-        chooser._set_z3_leaf_modules_by_threshold(model, threshold)
+        chooser._get_granularity_recursively(model)
+        if chooser.min_granularity_value <= threshold:
+            chooser._set_leaf_by_threshold_preorder(model, threshold)
         leaves = [*leaves, *chooser.z3_leaf_layers]
     sentence = "workload.deepspeed.zero_optimization chooses leaf modules"
     try:

@@ -54,7 +54,7 @@ class CausalLM(TrainerTask):
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports
         from carbonopt.train.data import packing, text, tokens
-        from carbonopt.train.models import model, weights
+        from carbonopt.train.models import model, model_check, weights
 
         workload, length, kind = self.workload, self.workload.sequence_length, self.model_kind
         with as_bad_input("dataset"):
@@ -68,7 +68,9 @@ class CausalLM(TrainerTask):
         with as_bad_input("model"):
             config = model.model_config(kind, workload, encoder.tokenizer)
             for layer in values_of(space["output_layer"]):
-                model.check_output_layer(kind, config, str(layer), workload.model.trust_remote_code)
+                model_check.check_output_layer(
+                    kind, config, str(layer), workload.model.trust_remote_code
+                )
             weights.check_weights(kind, workload.model, config)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         train_examples = packing.sequence_count(len(train), length, keep_tail=False)

@@ -150,7 +150,7 @@ class SFT(ExampleTask):
         Raises:
             BadInput: if it can't.
         """
-        from carbonopt.train.models.model import check_output_layer
+        from carbonopt.train.models.model_check import check_output_layer
         from carbonopt.train.models.packing_check import check_packing
 
         trusted = self.workload.model.trust_remote_code
