@@ -9,8 +9,7 @@ from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.space.auto_space import choose
 from carbonopt.spec.auto_facts import AutoSpace, known_facts
 from carbonopt.spec.trial_spec import Prepared
-from carbonopt.train.models.model_check import FLOAT8_CAPABILITY
-from carbonopt.train.models.model_check import lacking
+from carbonopt.train.models.model_check import FLOAT8_CAPABILITY, lacking
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 
