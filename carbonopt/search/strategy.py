@@ -257,8 +257,8 @@ def _nothing_left(left: Left) -> str:
     which = "untried" if left.is_all else "drawn"  # drawn from a space that has more
     considered = count_text(left.untried - left.unlikely_to_fit, f"{which} configuration")
     says = (
-        f"more than a {100 * LEAST_CHANCE:g} % chance to use {100 * LEAST_SAVING:g} % less energy"
-        " than the best trial"
+        f"a chance of {100 * LEAST_CHANCE:g} % or more to use over {100 * LEAST_SAVING:g} % less"
+        " energy than the best trial"
     )
     why = f"the model gives none of {considered} {says}"
     if left.unlikely_to_fit:

@@ -1,4 +1,7 @@
-"""The energy and time of one call of the command, as the study's ledger and budget count them."""
+"""The energy and time of one worker's session, as the study's ledger and budget count them.
+
+A session is one worker's part of a call of `carbonopt run`; a call with several slots has several.
+"""
 
 import time
 from typing import Any
@@ -12,7 +15,7 @@ from carbonopt.study.study_checks import CheckedStudy
 
 
 class SessionAccount:
-    """The energy and time that a call of the command uses outside its trials, from now on.
+    """The energy and time that a worker uses outside its trials, from now on.
 
     The engine has begun.
     """
@@ -56,8 +59,8 @@ class StudyBudget:
 
     Args:
         checked: The study.
-        account: This call's account.
-        hours_before: Hours in which other calls worked before this one, which count, too.
+        account: The account of this worker's session.
+        hours_before: Hours in which at least one worker has worked before this session.
     """
 
     def __init__(self, checked: CheckedStudy, account: SessionAccount, hours_before: float) -> None:

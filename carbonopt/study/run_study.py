@@ -30,15 +30,18 @@ _END_TOGETHER_S = 10.0  # longest wait after the last trial for the other worker
 
 
 def run_study(session: Session) -> StudyData:
-    """Run a study to the end of its budget, or resume it.
+    """Run a study until it ends, or resume it. docs/search.md says when a study ends.
 
     The caller holds the folder's lock.
 
     Raises:
-        BadInput: Before anything was started; also if another worker leads the study, or there is
-            no study to join.
+        BadInput: Before this worker begins its first trial: at once for what can be known then, and
+            after the engine has begun for mistakes that the preparation finds or for a worker that
+            does not fit the study. Also if another worker leads the study, or there is no study to
+            join.
         StudyInterrupted: After `interrupted` returned True; the running trial has been put back.
         MeasurementError: If no energy can be measured.
+        CarbonoptError: If the study can't go on, such as for changed input files.
     """
     checked, paths, joins = session.checked, session.paths, session.joins
     if joins and session.local_worker is None and not has_storage(paths, session.url):

@@ -1,4 +1,9 @@
-"""The study loop: ask, launch, watch and tell, until the budget is used up."""
+"""The study loop: choose a worker's next trial, probe or repeat, until the study ends.
+
+`trial_runner` runs what is chosen, and `trial_watch` watches it. A study ends by its budget,
+because its trials all fail alike, or because nothing is left that is worth a trial (see
+`_why_ended`).
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +58,7 @@ LOOK_AGAIN_S = 0.2  # interval for checking whether other workers have finished
 
 
 class StudyWorker:
-    """The part of one call of the command that begins trials, in turn with other workers."""
+    """One worker of a study, which begins trials in turn with other workers."""
 
     account: SessionAccount
     budget: StudyBudget

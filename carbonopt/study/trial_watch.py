@@ -242,9 +242,9 @@ class TrialWatch:
     def _on_event(self, event: events.Event) -> None:
         match event:
             case events.PhaseChanged(phase=phase, stage=stage, since_step=since_step):
-                # The trial's device is idle while the trial waits for the answer. Reading the meter
-                # takes a few ms and the counters tick every 0.1 s: answering first moves a window's
-                # edge by less than can be seen, and costs the trial nothing.
+                # The trial's device is idle until this answer, and may be at work again when the
+                # meter is read. That takes a few ms, and the counters tick every 0.1 s: answering
+                # first moves a window's edge by less than can be seen, and costs the trial nothing.
                 self.trial.answer()
                 self._phase_untold = False
                 if since_step:
