@@ -62,7 +62,8 @@ class HostEnergy(NamedTuple):
 class HostShares(NamedTuple):
     """The energy of one window by who used it.
 
-    Where the window is no trial's, `study` has the energy of the reserved cores.
+    The idle energy of the reserved cores and their RAM is the trial's in a trial's window, and the
+    study's in all other windows.
     """
 
     whole: HostEnergy
@@ -71,9 +72,10 @@ class HostShares(NamedTuple):
 
     @property
     def other(self) -> HostEnergy:
-        """The energy of other work.
+        """The energy of other work: what is left of the whole.
 
-        It includes cores that a quota leaves to others and the time that trials waited for a core.
+        It includes the cores that a quota leaves to others, and the idle energy of the reserved
+        cores in the time in which other work kept a trial waiting.
         """
         return self.whole - self.trial - self.study
 

@@ -126,8 +126,8 @@ class TrialWatch:
     def run(self) -> TrialRecord:
         """Watch the trial until it has ended, for whatever reason, and return its record.
 
-        The trial's processes are gone by then. The meter must be in SETUP since before they were
-        started; it is in GAP afterwards.
+        The trial's processes are gone by then. The caller must have switched the meter to SETUP
+        before starting them; this method leaves it in GAP.
         """
         with contextlib.ExitStack() as ending:
             ending.callback(self.trial.end)
