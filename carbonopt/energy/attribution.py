@@ -23,7 +23,13 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from carbonopt.core.units import kwh_from_joules
-from carbonopt.energy.cpu_time import Account, OwnProcess, all_cores, busy_seconds, usable_cores
+from carbonopt.energy.cpu_time import (
+    CpuTimeSource,
+    OwnProcess,
+    all_cores,
+    busy_seconds,
+    usable_cores,
+)
 
 # Idle power as a share of full load, as in CodeCarbon 3.3.2, external/hardware.py: "minimum 10% of
 # TDP".
@@ -86,15 +92,15 @@ class HostAttribution:
     Args:
         cores: the cores that this study may use, numbered as in `os.sched_getaffinity`; their
             energy is the whole that is divided.
-        account: the CPU times of trials and study; None: all CPU time of this process and its
+        cpu_times: the CPU times of trials and study; None: all CPU time of this process and its
             children is a trial's.
         slots: the number of slots among which the CPU quota of this process's cgroup is divided.
     """
 
     def __init__(
-        self, cores: Collection[int], account: Account | None = None, slots: int = 1
+        self, cores: Collection[int], cpu_times: CpuTimeSource | None = None, slots: int = 1
     ) -> None:
-        self._cores, self._account = frozenset(cores), account or OwnProcess()
+        self._cores, self._cpu_times = frozenset(cores), cpu_times or OwnProcess()
         self._all = all_cores() | self._cores
         self._reserved = min(len(self._cores), usable_cores(len(self._all)) / slots)
         self._powers = Powers(None, 0.0)
@@ -170,7 +176,7 @@ class HostAttribution:
 
     def _times(self, at_s: float, before: HostUse) -> HostUse:
         """Return the totals of CPU time now, with the energy of an earlier moment."""
-        own = self._account.read()
+        own = self._cpu_times.read()
         busy = busy_seconds()
         # Only the study's own CPU time is known where the kernel doesn't count the cores' times.
         known_s = own.trials.ran_s + own.study_s

@@ -150,7 +150,7 @@ class LocalEngine(Engine):
         return frozenset(cores[first:end])
 
     def _slurm(self) -> StepEnergy | None:
-        """Return Slurm's energy account of this machine, where the study has it for itself."""
+        """Return Slurm's energy reading of this machine, where the study has it for itself."""
         return None
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:

@@ -38,7 +38,7 @@ class SessionAccount:
     def store(self, storage: StudyStorage) -> None:
         """Store the ledger as it is now; the meter is in GAP or in one of a trial's phases."""
         meter = self._meter
-        parts, outer = meter.account(Phase.PREPARE, Phase.GAP, Phase.OTHER)
+        parts, outer = meter.parts_and_outer(Phase.PREPARE, Phase.GAP, Phase.OTHER)
         readings = {"prepare": parts[Phase.PREPARE], "gap": parts[Phase.GAP], "outer": outer}
         update: dict[str, Any] = {
             "duration_s": self.duration_s,
@@ -73,8 +73,8 @@ class StudyBudget:
         budget = self._checked.config.budget
         return budget.energy_kwh is not None or budget.emissions_kg_co2e is not None
 
-    def exhausted(self, energy_kwh: float) -> str | None:
-        """Return which limit is used up, in words, by a study that has used this energy."""
+    def limit_reached(self, energy_kwh: float) -> str | None:
+        """Return which limit a study that has used this energy has reached, in words."""
         budget = self._checked.config.budget
         hours = self.hours_before + self._account.duration_s / 3600
         emissions = self._checked.emissions_kg_co2e(energy_kwh)

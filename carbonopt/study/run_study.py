@@ -18,10 +18,10 @@ from carbonopt.study.local_workers import LocalWorker
 from carbonopt.study.resume import (
     LEAD,
     already_done,
-    as_begun,
     load_stored,
     note_study,
     provenance_of,
+    recorded_inputs,
 )
 from carbonopt.study.session import Session
 from carbonopt.study.trial_loop import LOOK_AGAIN_S, StudyWorker
@@ -74,7 +74,7 @@ def run_study(session: Session) -> StudyData:
             )
             if done is not None:
                 return done
-        inputs = as_begun(inputs, stored, where, asked_to_end)
+        inputs = recorded_inputs(inputs, stored, where, asked_to_end)
         session.on_begin()
         if not waits:
             worker.begin(inputs, prepares=not joins)

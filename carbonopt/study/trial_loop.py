@@ -45,7 +45,7 @@ from carbonopt.study.resume import (
 )
 from carbonopt.study.session import Session
 from carbonopt.study.trial_runner import TrialRunner, compiles_first, interruption
-from carbonopt.study.trial_watch import begun
+from carbonopt.study.trial_watch import begun_record
 from carbonopt.train.tasks.task import task_for
 
 if TYPE_CHECKING:
@@ -250,8 +250,8 @@ class StudyWorker:
         elif not self._may_begin(seen):
             return self._wait
         number = seen.next_number()
-        if (probed := self.strategy.probe(seen.trials, number)) is not None:
-            return self._begin_probe(probed, PROBE_S, seen)
+        if (to_probe := self.strategy.choose_probe(seen.trials, number)) is not None:
+            return self._begin_probe(to_probe, PROBE_S, seen)
         storage.study.sampler = self.strategy.sampler(seen.trials, number)
         return self._begin_trial(storage.study.ask(self.strategy.distributions), seen)
 
@@ -291,20 +291,22 @@ class StudyWorker:
         """
         number = len(seen.data.probes)
         spec = self._spec(number, self.paths.probe(number), params, probe_s=steps_s)
-        record = self._begun(spec)
+        record = self._begun_record(spec)
         self.storage.set_probe(record)
-        return partial(self.runner.probe, spec, record, seen.data)
+        return partial(self.runner.run_probe, spec, record, seen.data)
 
-    def _begun(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
-        return begun(spec, self.checked.config.quality, self.lease.worker.id, earlier)
+    def _begun_record(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
+        return begun_record(spec, self.checked.config.quality, self.lease.worker.id, earlier)
 
-    def _begin_trial(self, trial: optuna.Trial, seen: Snapshot) -> Callable[[], None]:
+    def _begin_trial(self, optuna_trial: optuna.Trial, seen: Snapshot) -> Callable[[], None]:
         """Store that a trial begins, and return the function that runs it.
 
         The caller holds the workers' lock.
         """
-        config, number = self.checked.config, trial.number
-        params, repeat_of = self.checked.space.params(trial.params), trial.user_attrs.get(REPEAT_OF)
+        config, number = self.checked.config, optuna_trial.number
+        params = self.checked.space.params(optuna_trial.params)
+        own_attrs = optuna_trial.user_attrs
+        repeat_of = own_attrs.get(REPEAT_OF)
         earlier = seen.interrupted(number)
         check_job_is_long_enough(earlier, config)
         spec = self._spec(
@@ -316,38 +318,41 @@ class StudyWorker:
             saves_model=self.session.as_step is not None
             and self.session.as_step.hands_on > 0
             and repeat_of is not None,
-            **({"seed": seed} if (seed := trial.user_attrs.get(SEED)) is not None else {}),
+            **({} if own_attrs.get(SEED) is None else {"seed": own_attrs[SEED]}),
         )
         if config.workload is not None and config.launch.trains:
             task = task_for(config.workload.model_dump(mode="json"))
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
-        record = self._begun(spec, earlier)
-        self.storage.save_progress(trial, record)
-        return partial(self._run_trial, trial, spec, record, seen)
+        record = self._begun_record(spec, earlier)
+        self.storage.save_progress(optuna_trial, record)
+        return partial(self._run_trial, optuna_trial, spec, record, seen)
 
     def _run_trial(
-        self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
+        self, optuna_trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
     ) -> None:
         if compiles_first(self.checked, spec.params, seen.data):
             with self._locked() as seen:
                 # 0 s: only the first step, which compiles; the trial measures what a step takes.
-                probe = self._begin_probe(spec.params, 0.0, seen)
-            probe()
+                run_probe = self._begin_probe(spec.params, 0.0, seen)
+            run_probe()
             seen = self.storage.snapshot(self.lease.living)
         self.shown.add(spec.number)
-        self.runner.trial(trial, spec, record, seen)
+        self.runner.run_trial(optuna_trial, spec, record, seen)
 
     def _why_ended(self, seen: Snapshot) -> str | None:
         """Return why the search is over, in words; None while it goes on."""
         trials = self.checked.config.budget.trials
         if trials is not None and seen.finished_count() >= trials:
             return all_run(trials)
-        spent = self.budget.exhausted(seen.data.spent_kwh()) or always_the_same_failure(seen.data)
-        return spent or self.strategy.why_ended(seen.trials, seen.next_number())
+        return (
+            self.budget.limit_reached(seen.data.spent_kwh())
+            or always_the_same_failure(seen.data)
+            or self.strategy.why_ended(seen.trials, seen.next_number())
+        )
 
     def _queue_repeat(self, data: StudyData) -> bool:
         """Queue the next repeat that confirms the search's answer; return whether one is due."""
-        if self.budget.exhausted(data.spent_kwh()) is not None:
+        if self.budget.limit_reached(data.spent_kwh()) is not None:
             return False
         if (due := next_repeat(data, self.engine, self.paths, self.session.as_step)) is None:
             return False

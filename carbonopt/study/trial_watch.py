@@ -68,7 +68,7 @@ _STATES = {
 }
 
 
-def begun(
+def begun_record(
     spec: TrialSpec, quality: Quality, worker: str, earlier: TrialRecord | None
 ) -> TrialRecord:
     """Return the record of a trial or a probe that this worker begins now.
@@ -96,7 +96,9 @@ class TrialWatch:
     """
 
     spec: TrialSpec
-    so_far: TrialRecord  # first as `begun` returns it, then with all that is known of the trial
+    so_far: (
+        TrialRecord  # first as `begun_record` returns it, then with all that is known of the trial
+    )
     trial: RunningTrial
     meter: Meter
     rules: Rules
