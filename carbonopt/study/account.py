@@ -60,13 +60,15 @@ class StudyBudget:
     Args:
         checked: The study.
         account: The account of this worker's session.
-        hours_before: Hours in which at least one worker has worked before this session.
     """
 
-    def __init__(self, checked: CheckedStudy, account: SessionAccount, hours_before: float) -> None:
+    # Hours in which at least one worker has worked before this session; they count, too. The loop
+    # over trials sets it as it begins.
+    hours_before: float = 0.0
+
+    def __init__(self, checked: CheckedStudy, account: SessionAccount) -> None:
         self._checked = checked
         self._account = account
-        self.hours_before = hours_before
 
     @property
     def limits_energy(self) -> bool:
