@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 
-from carbonopt.analysis.confirmation import plan
+from carbonopt.analysis.confirmation import confirmation_progress
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
@@ -100,7 +100,7 @@ def main(studies: int) -> None:
             above += truth.log_over_target[single.trial] > 0
             while True:
                 data = empty.model_copy(update={"config": confirmed, "records": tuple(records)})
-                due = plan(data, lambda seed, params: True).next
+                due = confirmation_progress(data, lambda seed, params: True).next
                 if due is None:
                     break
                 records.append(truth.run(len(records), due.trial, due.seed))

@@ -23,7 +23,7 @@ from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.study_checks import check
 from carbonopt.study.study_file import load_study
 from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun
+from carbonopt.study.trial_watch import TrialWatch, begun_record
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 LOOP = """
@@ -100,7 +100,7 @@ def watched(
     )
     return TrialWatch(
         spec=spec.model_copy(update={"program": program}),
-        so_far=begun(spec, judged_by, "worker", None),
+        so_far=begun_record(spec, judged_by, "worker", None),
         trial=trial,
         meter=meter,
         rules=Rules(**settings),

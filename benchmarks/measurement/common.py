@@ -19,7 +19,7 @@ from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.study_file import load_study
 from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun
+from carbonopt.study.trial_watch import TrialWatch, begun_record
 
 HERE = Path(__file__).parent
 
@@ -84,7 +84,7 @@ def trained(config: StudyConfig, runs: Iterable[Run]) -> Iterator[tuple[TrialRec
                 trial = engine.start(spec, paths.trial_log(number, 1))
                 watch = TrialWatch(
                     spec,
-                    begun(spec, config.quality, "", None),
+                    begun_record(spec, config.quality, "", None),
                     trial,
                     engine.meter,
                     rules,

@@ -37,7 +37,7 @@ def trial(spec_file: str) -> int:
     """A trial's rank, with a clock in it."""
     from transformers import TrainerControl
 
-    from carbonopt.train import ranks, training_loop, worker
+    from carbonopt.train import rank_main, ranks, training_loop
     from carbonopt.train.client import Speaker
 
     study, block, dose, out = json.loads(os.environ[PLAN])
@@ -94,9 +94,9 @@ def trial(spec_file: str) -> int:
                 time.sleep(0.05)  # until it runs or stands
 
     training_loop.Evaluations = Blocks
-    worker.Speaker = TimedSpeaker
+    rank_main.Speaker = TimedSpeaker
     try:
-        code = worker.main(spec_file)
+        code = rank_main.main(spec_file)
     finally:
         if ranks.rank() == 0:
             os.kill(study, signal.SIGCONT)

@@ -32,7 +32,7 @@ from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import ReplayEngine
 from carbonopt.search.strategy import Strategy
 from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun
+from carbonopt.study.trial_watch import TrialWatch, begun_record
 
 TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
 RAMPS = {  # how many trials may run, by how many have ended
@@ -99,10 +99,10 @@ class Search:
         self.study = optuna.create_study(directions=["minimize", "minimize"])
         self.engine = ReplayEngine(self.config)
         self.target = target
-        feasible = [
+        meeting = [
             run for run in self.table.runs.values() if target.is_met_by(self.table.value(run))
         ]
-        self.enough_j = NEAR * min(map(training_j, feasible))
+        self.enough_j = NEAR * min(map(training_j, meeting))
 
     def begin(self, now_s: float, running: list[Running]) -> Running | None:
         for other in running:
@@ -113,7 +113,7 @@ class Search:
         self.study.sampler = self.strategy.sampler(trials, number)
         trial = self.study.ask(self.strategy.distributions)
         params = self.space.params(trial.params)
-        met = self.strategy.meeting(trials, number)
+        met = self.strategy.trials_meeting_target(trials, number)
         caps = [trials[number].user_attrs["record"]["emissions_kg_co2e"] for number in met]
         rules = Rules(
             should_prune=self.strategy.pruning_rule(trials, number, params),
@@ -126,7 +126,7 @@ class Search:
         )
         spec = replayed_spec(number, params)
         self.engine.meter.enter(Phase.SETUP)
-        so_far = begun(spec, self.config.quality, "", None)
+        so_far = begun_record(spec, self.config.quality, "", None)
         watch = TrialWatch(
             *(spec, so_far, self.engine.start(spec, Path()), self.engine.meter, rules),
             *([], lambda *_: None, lambda _: None),

@@ -6,8 +6,8 @@ one.
 
 On recorded runs, every strategy searches for the cheapest run that meets a target 3, 10 and 20 %
 worse than the table's best quality, such as above its lowest perplexity. Counted is the training
-energy of all its trials, up to and with the first complete one within 5 % of the cheapest feasible
-run, as a share of the training energy of the whole grid. `carbon` is carbonopt's search with its
+energy of all its trials, up to and with the first complete one within 5 % of the cheapest run that
+meets the target, as a share of the training energy of the whole grid. `carbon` is carbonopt's search with its
 pruning, trial by trial through the launcher and the watch of real studies; `carbon-whole` is the
 same without `pruning.target`. The others are Optuna's, with the target as a constraint, and run
 whole trials: Optuna has no pruning for two objectives. Each seed of each strategy is one search.
@@ -36,10 +36,10 @@ from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun
+from carbonopt.study.trial_watch import TrialWatch, begun_record
 
 TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
-NEAR = 1.05  # of the cheapest feasible run's energy
+NEAR = 1.05  # of the energy of the cheapest run that meets the target
 OTHERS = {
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "nsga2": lambda seed: optuna.samplers.NSGAIISampler(seed=seed, population_size=10),
@@ -133,8 +133,8 @@ def search(path: Path, quality: str, sampler: str, worse: float, seed: int, limi
     warnings.simplefilter("ignore")
     table = Table(path, quality)
     target = table.target(worse)
-    feasible = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
-    enough_j = NEAR * min(map(training_j, feasible))
+    meeting = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
+    enough_j = NEAR * min(map(training_j, meeting))
     step = (carbon if sampler.startswith("carbon") else whole)(table, sampler, target, seed)
     spent_j, mistakes, proposing_s = 0.0, [], []
     trials = 0
@@ -237,7 +237,7 @@ def carbon(
         watch = TrialWatch(
             *(
                 spec,
-                begun(spec, quality, "", None),
+                begun_record(spec, quality, "", None),
                 engine.start(spec, Path()),
                 engine.meter,
                 rules,

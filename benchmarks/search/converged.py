@@ -30,8 +30,8 @@ def search(path: Path, worse: float, reuses: int, seed: int) -> dict:
         for run, _, complete, _, _ in steps
         if complete and target.is_met_by(table.value(run))
     ]
-    feasible = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
-    cheapest = min(map(training_j, feasible), default=math.nan)
+    meeting = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
+    cheapest = min(map(training_j, meeting), default=math.nan)
     return {
         "table": path.stem,
         "worse": worse,

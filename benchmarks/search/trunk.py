@@ -26,8 +26,8 @@ def search(path: Path, quality: str, worse: float, seed: int) -> dict:
     """One search, until it has found a run within 5 % of the cheapest that meets the target."""
     table = Table(path, quality)
     target = table.target(worse)
-    feasible = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
-    enough_j = NEAR * min(map(training_j, feasible))
+    meeting = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
+    enough_j = NEAR * min(map(training_j, meeting))
     trunks: dict[tuple, float] = defaultdict(float)  # steps, by all settings but the length
     spent_j = with_trunks_j = 0.0
     trials = branches = 0

@@ -36,7 +36,7 @@ class ConfirmationProgress(Frozen):
     not_recorded: tuple[Repeat, ...]  # repeats that are wanted, but lack in a replay's table
 
 
-def plan(data: StudyData, available: Available) -> ConfirmationProgress:
+def confirmation_progress(data: StudyData, available: Available) -> ConfirmationProgress:
     """Return what has been chosen to be repeated, and which run is due next.
 
     The study must have `confirm`.
@@ -78,7 +78,7 @@ def plan(data: StudyData, available: Available) -> ConfirmationProgress:
 
 def outcome(data: StudyData, available: Available) -> str:
     """Say what the confirmation has found or what it lacks."""
-    progress = plan(data, available)
+    progress = confirmation_progress(data, available)
     if not progress.trials:
         return "no trial met the target, so none was repeated"
     evidence = Evidence.of(data, data.config.target.at())

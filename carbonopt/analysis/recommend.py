@@ -156,9 +156,9 @@ class TargetRange(Answer):
     """
 
     from_value: float  # for the first range, the best value that there can be
-    # Whether the range is the study's own target alone. Its repeats were made for it, so that a
-    # configuration confirmed for it comes before a cheaper one that ran once. Just above it, the
-    # answer before goes on.
+    # Whether the range is the study's own target alone. Its repeats were made for that target, so
+    # that a configuration confirmed for it comes before a cheaper one that ran once. For targets
+    # just beyond it, the answer of the range before holds again.
     study_target_only: bool
     seeds: int  # number of complete runs of its configuration; 0: there is none
     # bound of its mean over all seeds, at LEVEL; None: it ran once, or no bound is known

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from carbonopt.analysis import confirmation as confirm
+from carbonopt.analysis.confirmation import confirmation_progress
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import TrialParams, label
 from carbonopt.core.errors import printable
@@ -235,7 +235,10 @@ def not_ended(data: StudyData, recommendation: Recommendation, running: bool) ->
             else f"at most {budget - done} of {count_text(budget, 'trial')}"
         )
         parts.append(f"Left: {left}{', then the repeats with other seeds' if confirms else ''}.")
-    elif confirms and (due := confirm.plan(data, lambda seed, params: True).next) is not None:
+    elif (
+        confirms
+        and (due := confirmation_progress(data, lambda seed, params: True).next) is not None
+    ):
         parts.append(f"Left: repeats with other seeds, the next of trial {due.trial}.")
     if recommendation.met:
         sure = recommendation.confidence

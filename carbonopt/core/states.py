@@ -46,14 +46,16 @@ class StopReason(StrEnum):
 class Phase(StrEnum):
     """The phases that energy is booked to.
 
-    A trial has setup, train and eval; a study also has prepare and gap. Other work on the study's
-    cores has the rest.
+    A trial has setup, train and eval. Prepare and gap are the study's own. What remains of the
+    reading of the study's cores is other work.
     """
 
-    # reading and tokenizing the data set, compiling DeepSpeed's ops; once per study
+    # before a worker's first trial, in each call: reading and tokenizing the data set, compiling
+    # DeepSpeed's operators
     PREPARE = "prepare"
-    GAP = "gap"  # between trials, and during them what no trial uses
-    OTHER = "other"  # used meanwhile by programs that are not the study's
+    # between trials; while a trial runs, the study's own processes and GPUs that no trial uses
+    GAP = "gap"
+    OTHER = "other"  # used on the study's cores by programs that are not the study's
     # a trial's start, and what is no training later: checkpoints, a script's work after its last
     # step, the end of the processes
     SETUP = "setup"
@@ -88,4 +90,5 @@ class Kernels(StrEnum):
     """The origin of the kernels that a trial compiles."""
 
     COMPILED = "compiled"  # at least one kernel was compiled
-    LOADED = "from the cache"  # all kernels were: an earlier trial or study had compiled them
+    # all kernels were loaded, because an earlier trial or study had compiled them
+    LOADED = "from the cache"

@@ -140,7 +140,7 @@ class GpuEnergy(Frozen):
 
     counter: float  # from the GPUs' own energy counters: the figure that is used
     codecarbon: float  # CodeCarbon's own reading of the same counters in the same windows
-    # energy of the same GPUs in as much time when nothing runs, measured before the study
+    # energy of the same GPUs in as much time when nothing runs, measured when the meter began
     idle: float
     # standard uncertainty of `counter` from the time between the counters' ticks
     uncertainty: float
@@ -218,7 +218,8 @@ class Forecast(Frozen):
     value: Measured  # the predicted value of the quality
     sds_short: Finite  # by how many of its standard deviations the forecast misses the target
     sds_needed: Finite  # so many standard deviations were required
-    checked_trials: Whole  # complete trials that came as far; their forecasts decided `sds_needed`
+    # complete trials whose loss fell at least as low; their forecasts decided `sds_needed`
+    checked_trials: Whole
 
 
 class TrialRecord(Frozen):

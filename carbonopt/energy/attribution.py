@@ -23,7 +23,13 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from carbonopt.core.units import kwh_from_joules
-from carbonopt.energy.cpu_time import Account, OwnProcess, all_cores, busy_seconds, usable_cores
+from carbonopt.energy.cpu_time import (
+    CpuTimeSource,
+    OwnProcess,
+    all_cores,
+    busy_seconds,
+    usable_cores,
+)
 
 # Idle power as a share of full load, as in CodeCarbon 3.3.2, external/hardware.py: "minimum 10% of
 # TDP".
@@ -62,7 +68,8 @@ class HostEnergy(NamedTuple):
 class HostShares(NamedTuple):
     """The energy of one window by who used it.
 
-    Where the window is no trial's, `study` has the energy of the reserved cores.
+    The idle energy of the reserved cores and their RAM is the trial's in a trial's window, and the
+    study's in all other windows.
     """
 
     whole: HostEnergy
@@ -71,9 +78,10 @@ class HostShares(NamedTuple):
 
     @property
     def other(self) -> HostEnergy:
-        """The energy of other work.
+        """The energy of other work: what is left of the whole.
 
-        It includes cores that a quota leaves to others and the time that trials waited for a core.
+        It includes the cores that a quota leaves to others, and the idle energy of the reserved
+        cores in the time in which other work kept a trial waiting.
         """
         return self.whole - self.trial - self.study
 
@@ -84,15 +92,15 @@ class HostAttribution:
     Args:
         cores: the cores that this study may use, numbered as in `os.sched_getaffinity`; their
             energy is the whole that is divided.
-        account: the CPU times of trials and study; None: all CPU time of this process and its
+        cpu_times: the CPU times of trials and study; None: all CPU time of this process and its
             children is a trial's.
         slots: the number of slots among which the CPU quota of this process's cgroup is divided.
     """
 
     def __init__(
-        self, cores: Collection[int], account: Account | None = None, slots: int = 1
+        self, cores: Collection[int], cpu_times: CpuTimeSource | None = None, slots: int = 1
     ) -> None:
-        self._cores, self._account = frozenset(cores), account or OwnProcess()
+        self._cores, self._cpu_times = frozenset(cores), cpu_times or OwnProcess()
         self._all = all_cores() | self._cores
         self._reserved = min(len(self._cores), usable_cores(len(self._all)) / slots)
         self._powers = Powers(None, 0.0)
@@ -168,7 +176,7 @@ class HostAttribution:
 
     def _times(self, at_s: float, before: HostUse) -> HostUse:
         """Return the totals of CPU time now, with the energy of an earlier moment."""
-        own = self._account.read()
+        own = self._cpu_times.read()
         busy = busy_seconds()
         # Only the study's own CPU time is known where the kernel doesn't count the cores' times.
         known_s = own.trials.ran_s + own.study_s

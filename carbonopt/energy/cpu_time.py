@@ -36,7 +36,7 @@ class StudyTimes(NamedTuple):
     study_s: float
 
 
-class Account(Protocol):
+class CpuTimeSource(Protocol):
     """A source of a study's CPU times for a meter."""
 
     def read(self) -> StudyTimes: ...
@@ -98,7 +98,7 @@ class ProcessTree:
 class StudyProcesses:
     """The processes that this process has started for a study, with all that these have started.
 
-    Implements `Account`.
+    Implements `CpuTimeSource`.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,10 @@ class StudyProcess:
 
 
 class OwnProcess:
-    """The account of this process and all that it starts, as one trial. Implements `Account`."""
+    """The CPU time of this process and all that it starts, which is one trial's.
+
+    Implements `CpuTimeSource`.
+    """
 
     def __init__(self) -> None:
         self._tree = ProcessTree(os.getpid())
@@ -173,7 +176,7 @@ class OwnProcess:
         return StudyTimes(self._tree.read(), 0.0)
 
 
-# All that this process has started; global, as the kernel's own accounts are by process, too.
+# All that this process has started; global, as the kernel counts CPU time by process, too.
 STUDY_PROCESSES = StudyProcesses()
 
 

@@ -59,7 +59,7 @@ class MachineMeter(EnergyWindows):
         interrupted: returns whether the study is asked to end.
         host: divides the energy of CPU and RAM by who used it; None: this process with all its
             children is the trial, on the cores that it may use.
-        slurm: Slurm's account of the whole machine; None: there is none.
+        slurm: Slurm's reading of the whole machine; None: there is none.
 
     Raises:
         BadInput: if a GPU doesn't exist or has no energy counter.
@@ -141,7 +141,7 @@ class MachineMeter(EnergyWindows):
         self._read(outer=True)
         return self._whole()
 
-    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+    def parts_and_outer(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
         if self._ended is None:
             self._read(outer=True)
         return {phase: self._so_far(phase) for phase in phases}, self._ended or self._whole()

@@ -42,7 +42,7 @@ class Meter(Protocol):
         The windows are then forgotten. Raises ValueError if one of the phases is open now.
         """
 
-    def move(self, part: Reading, source: Phase, target: Phase) -> None:
+    def move(self, part: Reading, source: Phase, destination: Phase) -> None:
         """Count a part of one phase's energy (see `Reading.part_since`) as another phase's."""
 
     def outer(self) -> Reading:
@@ -51,7 +51,7 @@ class Meter(Protocol):
         It does not depend on the windows.
         """
 
-    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+    def parts_and_outer(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
         """Return the readings of `running` for these phases and of `outer`, at one moment."""
 
     def close(self) -> None:
@@ -78,6 +78,6 @@ class EnergyWindows:
             )
         return {phase: self._closed.pop(phase, self._nothing) for phase in phases}
 
-    def move(self, part: Reading, source: Phase, target: Phase) -> None:
+    def move(self, part: Reading, source: Phase, destination: Phase) -> None:
         self._closed[source] += part.part_since(self._nothing, -1.0)
-        self._closed[target] += part
+        self._closed[destination] += part

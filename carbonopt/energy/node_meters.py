@@ -75,20 +75,20 @@ class NodeMeters:
             for phase in phases
         }
 
-    def move(self, part: Reading, source: Phase, target: Phase) -> None:
+    def move(self, part: Reading, source: Phase, destination: Phase) -> None:
         for node, own in part.nodes.items():
-            self._meters[node].move(own, source, target)
+            self._meters[node].move(own, source, destination)
 
     def outer(self) -> Reading:
         return _across(self._of_each(lambda _, meter: meter.outer()))
 
-    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
-        accounts = self._of_each(lambda _, meter: meter.account(*phases))
+    def parts_and_outer(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        by_node = self._of_each(lambda _, meter: meter.parts_and_outer(*phases))
         parts = {
-            phase: _across({node: parts[phase] for node, (parts, _) in accounts.items()})
+            phase: _across({node: parts[phase] for node, (parts, _) in by_node.items()})
             for phase in phases
         }
-        return parts, _across({node: outer for node, (_, outer) in accounts.items()})
+        return parts, _across({node: outer for node, (_, outer) in by_node.items()})
 
     def _of_each(self, ask: Callable[[Node, Meter], _Answer]) -> dict[Node, _Answer]:
         every = map if self._at_once is None else self._at_once.map

@@ -36,9 +36,9 @@ class PipelineMeter:
         return _StepMeter(self._meter, began, self._taken_back)
 
     def _taken_back(self, accounted: Mapping[Phase, Reading]) -> None:
-        """Go on in the pause after a study, whose last account was `accounted`.
+        """Go on in the pause after a study, whose parts were last read as `accounted`.
 
-        The energy that the study used after its last account is reported nowhere by the study, so
+        The energy that the study used after that reading is reported nowhere by the study, so
         that it counts as the pause's.
         """
         assert self._meter is not None
@@ -111,8 +111,8 @@ class _StepMeter:
             return self._ended
         return self._own(self._meter.outer())
 
-    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
-        parts, whole = self._meter.account(*phases)
+    def parts_and_outer(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        parts, whole = self._meter.parts_and_outer(*phases)
         self._accounted |= parts
         return parts, self._own(whole)
 

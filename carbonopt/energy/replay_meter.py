@@ -30,7 +30,7 @@ class ReplayMeter(EnergyWindows):
     def outer(self) -> Reading:
         return self._all
 
-    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+    def parts_and_outer(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
         return {phase: self._closed[phase] for phase in phases}, self._all
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Slurm's own account of the energy of a job's nodes, beside the GPUs' counters and CodeCarbon.
+"""Slurm's own reading of the energy of a job's nodes, beside the GPUs' counters and CodeCarbon.
 
 Where the cluster reads its nodes' energy (AcctGatherEnergyType: IPMI, RAPL, Cray's counters),
 `sstat` gives the energy of a running step, and `sacct` the same when the step has ended. It is all
@@ -50,7 +50,7 @@ class StepEnergy:
 
 
 def step_energy() -> StepEnergy | None:
-    """Return the energy account of this process's step of a job.
+    """Return Slurm's energy reading of this process's step of a job.
 
     None outside a job, or where other jobs may share its nodes.
     """
@@ -63,7 +63,7 @@ def step_energy() -> StepEnergy | None:
 def _asked(*command: str) -> str:
     """Return the output of a Slurm program; an empty text if it is missing or fails.
 
-    Errors don't matter here, since this account is additional.
+    Errors don't matter here, since this reading is additional.
     """
     if shutil.which(command[0]) is None:
         return ""

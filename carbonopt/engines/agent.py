@@ -182,20 +182,20 @@ class Agent:
         taken = self._engine.meter.take(*map(Phase, phases))
         return {phase.value: _own(reading) for phase, reading in taken.items()}
 
-    def move(self, part: dict[str, Any], source: str, target: str) -> None:
+    def move(self, part: dict[str, Any], source: str, destination: str) -> None:
         meter = self._engine.meter
         whole = Reading.model_validate(part)
         # The meter's sums are by node, too, and the agent's engine has one node.
         own = whole.model_copy(
             update={"nodes": dict.fromkeys(meter.running(Phase(source)).nodes, whole)}
         )
-        meter.move(own, Phase(source), Phase(target))
+        meter.move(own, Phase(source), Phase(destination))
 
     def outer(self) -> Reading:
         return _own(self._engine.meter.outer())
 
-    def account(self, phases: list[str]) -> dict[str, Any]:
-        parts, outer = self._engine.meter.account(*map(Phase, phases))
+    def parts_and_outer(self, phases: list[str]) -> dict[str, Any]:
+        parts, outer = self._engine.meter.parts_and_outer(*map(Phase, phases))
         return {
             "parts": {phase.value: _own(part) for phase, part in parts.items()},
             "outer": _own(outer),

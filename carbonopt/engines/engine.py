@@ -88,9 +88,10 @@ class EngineObserver(Protocol):
 class Engine(Protocol):
     """Runs trials and meters their energy. Constructing an engine reads and starts nothing.
 
-    The methods are called in this order: `check`; `begin`; `prepare`; then for each trial
-    `await_free`, `start`, and `prepare_next` while it trains; `close`. Whoever has called `begin`
-    calls `close`, also after an error. An engine implements `start` and `close`, and the other
+    The methods are called in this order: `check`; `begin`; `prepare`; then for each trial and each
+    probe `await_free`, `start`, and `prepare_next` while it trains; `close`. `seed` can be called
+    at any time after `check`, also before `begin`. `close` is always called at the end, also after
+    an error, and if nothing has begun. An engine implements `start` and `close`, and the other
     methods only where it has something to do.
     """
 
@@ -121,7 +122,7 @@ class Engine(Protocol):
     ) -> None:
         """Start what takes long, and the meter, which is in phase PREPARE from then on.
 
-        The caller holds the study's lock.
+        The caller holds the lock of the study's folder.
 
         Args:
             paths: the study's folder.
@@ -158,7 +159,7 @@ class Engine(Protocol):
 
     @abstractmethod
     def start(self, spec: TrialSpec, log: Path) -> RunningTrial:
-        """Start a trial whose output goes to `log`."""
+        """Start a trial or a probe whose output goes to `log`."""
 
     def prepare_next(self) -> None:
         """Prepare ahead what the next trial needs, whichever trial it is.

@@ -82,7 +82,7 @@ class LocalEngine(Engine):
             devices += f"{each}; {slots} trials side by side"
         self.description = f"this machine's {devices}"
         self.max_power_w = GPU_POWER_W * len(gpus) if gpus else None
-        self._begun = ExitStack()
+        self._to_close = ExitStack()  # what `begin` has opened
 
     def check(self, space: SearchSpace) -> None:
         check_files(self._workload)
@@ -100,7 +100,7 @@ class LocalEngine(Engine):
         gpus, objective, hold = (
             self._launch.gpus,
             self._config.carbon.objective,
-            self._begun.enter_context,
+            self._to_close.enter_context,
         )
         uuids = gpu_uuids(gpus)
         hold(taken(uuids or self.shared_names, interrupted))
@@ -146,11 +146,11 @@ class LocalEngine(Engine):
             )
         if self._slots > 1:
             os.sched_setaffinity(0, cores[first:end])
-            self._begun.callback(os.sched_setaffinity, 0, cores)
+            self._to_close.callback(os.sched_setaffinity, 0, cores)
         return frozenset(cores[first:end])
 
     def _slurm(self) -> StepEnergy | None:
-        """Return Slurm's energy account of this machine, where the study has it for itself."""
+        """Return Slurm's energy reading of this machine, where the study has it for itself."""
         return None
 
     def prepare(self, interrupted: Callable[[], bool]) -> Prepared | None:
@@ -168,4 +168,4 @@ class LocalEngine(Engine):
         self.launcher.prepare_next()
 
     def close(self) -> None:
-        self._begun.close()
+        self._to_close.close()

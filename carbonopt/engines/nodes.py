@@ -30,7 +30,7 @@ from carbonopt.engines.process.processes import run_module
 from carbonopt.engines.remote_node import RemoteNode, together
 from carbonopt.engines.remote_trial import NodesTrial, RemoteMeter
 from carbonopt.space.search_space import SearchSpace
-from carbonopt.spec.launch_settings import HostfileLaunch, SlurmLaunch
+from carbonopt.spec.launch_settings import ReplayLaunch
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import Hardware
 from carbonopt.spec.trial_spec import Prepared, TrialSpec
@@ -53,23 +53,22 @@ class NodesEngine(Engine):
 
     def __init__(self, config: StudyConfig, slot: int = 0) -> None:
         launch = config.launch
-        assert isinstance(launch, SlurmLaunch | HostfileLaunch) and config.workload is not None
+        assert not isinstance(launch, ReplayLaunch) and config.workload is not None
         self._config, self._workload, self._launch = config, config.workload, launch
-        self._rooms, (group, self._slot_of_node) = (
-            launch.ranks_of_nodes,
-            divmod(slot, launch.slots_of_node),
-        )
+        self._ranks_of_nodes = launch.ranks_of_nodes  # the most ranks on each of its machines
+        machines = len(self._ranks_of_nodes)
+        group, self._slot_of_node = divmod(slot, launch.slots_of_node)
         # Positions of this engine's machines among all machines of the launch.
-        self._numbers = range(group * len(self._rooms), (group + 1) * len(self._rooms))
+        self._numbers = range(group * machines, (group + 1) * machines)
         self.max_power_w = GPU_POWER_W * launch.world_size * launch.slots if launch.gpus else None
         what = count_text(launch.world_size, "GPU" if launch.gpus else "rank")
         self.description = (
-            f"{what}{'' if launch.gpus else ' on CPUs'} of"
-            f" {count_text(len(self._rooms), 'machine')}"
+            f"{what}{'' if launch.gpus else ' on CPUs'} of {count_text(machines, 'machine')}"
         )
         if launch.slots > 1:
             self.description += f"; {launch.slots} trials side by side"
-        self._begun, self._remotes = ExitStack(), list[RemoteNode]()
+        self._to_close = ExitStack()  # what `begin` has opened
+        self._remotes: list[RemoteNode] = []
         # World size of the next trial, if its ranks have been told their numbers.
         self._announced: int | None = None
         self._prepared_ahead = False  # whether the next trial's processes have been started
@@ -106,7 +105,7 @@ class NodesEngine(Engine):
         *,
         prepares: bool = True,
     ) -> None:
-        hold = self._begun.enter_context
+        hold = self._to_close.enter_context
         programs = self._programs()
         for number in self._numbers:
             name, program = programs[number]
@@ -155,7 +154,7 @@ class NodesEngine(Engine):
                 RemoteMeter(remote, answer)
                 for remote, answer in zip(self._remotes, answers, strict=True)
             ]
-            return NodeMeters(dict(zip(nodes, meters, strict=True)), self._rooms)
+            return NodeMeters(dict(zip(nodes, meters, strict=True)), self._ranks_of_nodes)
 
         self.meter = hold(closing(meter_provider(opened)))
 
@@ -218,7 +217,9 @@ class NodesEngine(Engine):
 
     def _having_ranks(self, world_size: int) -> list[RemoteNode]:
         """Return the machines that run a trial's ranks, in their order."""
-        befores = [sum(self._rooms[:number]) for number in range(len(self._rooms))]
+        befores = [
+            sum(self._ranks_of_nodes[:number]) for number in range(len(self._ranks_of_nodes))
+        ]
         return [
             remote
             for remote, before in zip(self._remotes, befores, strict=True)
@@ -230,7 +231,7 @@ class NodesEngine(Engine):
         having, port, first = self._having_ranks(world_size), self._remotes[0].ask("free_port"), 0
         given = []
         for number, _ in enumerate(having):
-            here = min(self._rooms[number], world_size - first)
+            here = min(self._ranks_of_nodes[number], world_size - first)
             own = {"first": first, "here": here, "node": number, "nodes": len(having)}
             ranks = Ranks(world_size=world_size, address=self._address, port=port, **own)
             given.append({"ranks": ranks.model_dump()})
@@ -239,7 +240,7 @@ class NodesEngine(Engine):
         self._announced = world_size
 
     def close(self) -> None:
-        self._begun.close()
+        self._to_close.close()
 
 
 @contextmanager

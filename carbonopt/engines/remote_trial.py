@@ -40,19 +40,19 @@ class RemoteMeter:
         taken = self._remote.ask("take", phases=phases)
         return {Phase(phase): Reading.model_validate(reading) for phase, reading in taken.items()}
 
-    def move(self, part: Reading, source: Phase, target: Phase) -> None:
+    def move(self, part: Reading, source: Phase, destination: Phase) -> None:
         self._remote.ask(
             "move",
             part=part.model_dump(mode="json", exclude={"nodes"}),
             source=source,
-            target=target,
+            destination=destination,
         )
 
     def outer(self) -> Reading:
         return Reading.model_validate(self._remote.ask("outer"))
 
-    def account(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
-        answer = self._remote.ask("account", phases=phases)
+    def parts_and_outer(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
+        answer = self._remote.ask("parts_and_outer", phases=phases)
         parts = {
             Phase(phase): Reading.model_validate(part) for phase, part in answer["parts"].items()
         }

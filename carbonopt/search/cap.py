@@ -1,8 +1,9 @@
 """The cap: the rule that stops a running trial which costs too much to be recommended.
 
-`study.trial_runner` sets the cap when a trial begins: the emissions of the cheapest trial that
-meets the target, as `Strategy.meeting` names them. The start, repeats and studies of a whole front
-have none. `study.trial_watch` asks the rule while the trial runs.
+`study.trial_runner` sets the cap when a trial begins. It is the lowest emissions of a trial that
+meets the target; `Strategy.trials_meeting_target` says which trials count. The start configuration
+and repeats have no cap, nor has any trial of a study that searches the whole front.
+`study.trial_watch` asks the rule while the trial runs.
 """
 
 # Before this share of its steps, a trial's cost per step says little about the whole.
@@ -22,11 +23,11 @@ def exceeds_cap(
 ) -> bool:
     """Return whether a trial costs too much to become the recommendation, and so is stopped.
 
-    Energy only grows. A trial is out if its emissions are above those of the best feasible trial,
-    or are sure to get there.
+    Energy only grows. A trial costs too much if its emissions are above those of the best trial
+    that meets the target, or are sure to get there.
 
     Args:
-        cap_kg_co2e: emissions of the best feasible trial; None: there is none yet.
+        cap_kg_co2e: emissions of the best trial that meets the target; None: there is none yet.
         share: share of the trial's steps from which `projected_kg_co2e` is projected.
         projected_kg_co2e: emissions at the trial's end, if every step costs what those so far have
             cost.

@@ -53,13 +53,14 @@ def worth_probing(
 ) -> int | None:
     """Return the index of the configuration whose probe is expected to save most.
 
-    The configurations all reach the same quality. None is returned if no probe is expected to save
-    more than it costs.
+    The configurations all reach the same quality, so the trial takes the one that seems cheapest.
+    None is returned if no probe is expected to save more than it costs.
 
-    A probe saves as much as the cheapest training is expected to become cheaper by knowing the cost
-    of this one (the knowledge gradient of Frazier, Powell and Dayanik 2008, A Knowledge-Gradient
-    Policy for Sequential Information Collection, for one setting at a time). It saves that in the
-    trial, and in the runs of the recommendation, which the trial becomes with probability `chance`.
+    A probe can show that its configuration is cheaper than the one that seems cheapest now. The
+    expected difference is what the probe saves in one training (the knowledge gradient of Frazier,
+    Powell and Dayanik 2008, A Knowledge-Gradient Policy for Sequential Information Collection, for
+    one setting at a time). It is saved in the trial, and again in each run of the recommendation,
+    which the trial becomes with probability `chance`.
     """
     if len(configurations) < 2:
         return None

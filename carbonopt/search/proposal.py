@@ -28,8 +28,9 @@ DRAWS = 256
 # little cheaper was tried before far likelier ones.
 TIE = 0.05
 
-# A search ends when no candidate that is likely to fit in memory has this chance to save this share
-# of the best trial's energy. Two measurements of one configuration may differ by that share.
+# A search ends when no candidate that is likely to fit in memory has at least this chance to save
+# more than this share of the best trial's energy. Two measurements of one configuration may differ
+# by that share.
 LEAST_CHANCE, LEAST_SAVING = 0.01, 0.02
 DRAWS_TO_END = 1024  # draws from which the end of a search is decided
 

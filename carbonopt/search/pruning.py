@@ -13,9 +13,9 @@ from carbonopt.search.models.curves import one_blas_thread
 from carbonopt.search.models.line import straight_line_loss
 from carbonopt.search.observation import Observation
 
-# Standard deviations by which the expected end must lie above the target, beside the largest error
-# of earlier forecasts that were too pessimistic. The model's tails are heavier than normal, so that
-# the curves themselves have to say the same.
+# Standard deviations by which the expected end must lie above the target. The largest error of
+# earlier forecasts that were too pessimistic is added. The model's tails are heavier than normal,
+# so that the curves themselves have to say the same.
 LIKELY = 2.0
 # The loss would have to fall further than that of any other trial did, by a share of FURTHER ÷
 # √trials. In searches of AlexNet's table, the loss of the ninth trial fell 1.4 and 1.55 times as
@@ -52,7 +52,7 @@ def forecast_of_miss(
         return None
     now, loss = own.curve[-1]
     complete = [trial for trial in knowledge.observations if trial.final_loss is not None]
-    # A trial that never came as low as this one's loss says nothing about what lies below it.
+    # A trial whose loss never fell as low as this one's says nothing about what lies below it.
     errors = lowest_errors(knowledge, [trial for trial in complete if trial.curve[-1][1] <= loss])
     if not errors:
         return None

@@ -67,7 +67,7 @@ class NextTrial:
     proposal: Proposal | None
     knowledge: Knowledge
     # what to measure by a few steps before these values are settled; None: nothing is worth it
-    probe: Values | None
+    probe_values: Values | None
     left: Left
     meeting: frozenset[int]  # numbers of the trials that meet the target, as far as is known
 

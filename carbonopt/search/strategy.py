@@ -95,31 +95,33 @@ class Strategy:
         )
         self._probes: list[TrialRecord] = []
         self._proposes = config.search.sampler == "carbon" and bool(self._movable)
+        # All answers about one trial come from one plan. It takes long to make, so it is kept, with
+        # the trial's number, until another number is asked for or the probes change.
         self._planned: tuple[int, NextTrial] | None = None
 
     def learn(self, probes: Sequence[TrialRecord]) -> None:
         """Replace the probes that proposals are based on by these, which must be all there are."""
         self._probes, self._planned = list(probes), None
 
-    def probe(self, trials: Trials, number: int) -> TrialParams | None:
+    def choose_probe(self, trials: Trials, number: int) -> TrialParams | None:
         """Return what to measure by a few steps before trial `number` is proposed.
 
         None means that no probe is worth it.
         """
         if not self._proposes or _waits(trials):
             return None
-        values = self._plan(trials, number).probe
+        values = self._next_trial(trials, number).probe_values
         return None if values is None else self._space.params({**self._single, **values})
 
     def why_ended(self, trials: Trials, number: int) -> str | None:
         """Say why no further trial is worth it; None if trial `number` is."""
         if _waits(trials):
             return None  # a waiting trial, interrupted or the study's start, is chosen already
-        if _exhausted(trials, self._space):
+        if _all_run(trials, self._space):
             return "every configuration of the search space has been run"
         if not self._proposes:
             return None
-        plan, budget = self._plan(trials, number), self._config.budget
+        plan, budget = self._next_trial(trials, number), self._config.budget
         if plan.values is None:
             return _nothing_left(plan.left)
         if budget.until is None or plan.proposal is None:
@@ -144,20 +146,24 @@ class Strategy:
         """Return the sampler that proposes trial `number`."""
         name, seed = self._config.search.sampler, self._config.search.seed
         if name == "grid":
-            return Planned(_next_of_grid(trials, self._space, seed, number), self.distributions)
+            return GivenValuesSampler(
+                _next_of_grid(trials, self._space, seed, number), self.distributions
+            )
         if not self._proposes:
             return ValidSampler(
                 "random" if name == "carbon" else name, self._space, seed, number, trials
             )
-        values = self._plan(trials, number).values
-        return Planned({} if values is None else {**self._single, **values}, self.distributions)
+        values = self._next_trial(trials, number).values
+        return GivenValuesSampler(
+            {} if values is None else {**self._single, **values}, self.distributions
+        )
 
     def pruning_rule(self, trials: Trials, number: int, params: TrialParams) -> PruningRule:
         """Return the rule that says why trial `number` can no longer matter; None while it can."""
         target, values = self._config.target, params.model_dump(exclude_none=True)
         quality = self._config.quality
         target_loss = None if self._config.search.goal == "front" else quality.loss_of(target.value)
-        knowledge = self._plan(trials, number).knowledge
+        knowledge = self._next_trial(trials, number).knowledge
 
         def rule(evals: Sequence[EvalPoint], total_steps: int) -> Forecast | None:
             return forecast_of_miss(
@@ -166,20 +172,21 @@ class Strategy:
 
         return rule
 
-    def meeting(self, trials: Trials, number: int) -> frozenset[int]:
-        """Return the trials that meet the target as far as is known before trial `number`.
+    def trials_meeting_target(self, trials: Trials, number: int) -> frozenset[int]:
+        """Return the numbers of the trials known to meet the target before trial `number` begins.
 
-        The cheapest of them is the cap of that trial. If the answer is to be confirmed, a lucky run
-        does not count: as a cap it would stop trials that can be confirmed.
+        The lowest emissions among them are that trial's cap. If the answer is to be confirmed, a
+        lucky run does not count: as a cap it would stop trials that can be confirmed.
         """
-        return self._plan(trials, number).meeting
+        return self._next_trial(trials, number).meeting
 
     def audits(self, number: int) -> bool:
         """Return whether trial `number` runs on as an audit even if it should be pruned."""
         draw = np.random.default_rng([self._config.search.seed, number, _AUDIT]).random()
         return bool(draw < self._config.search.pruning.audit)
 
-    def _plan(self, trials: Trials, number: int) -> NextTrial:
+    def _next_trial(self, trials: Trials, number: int) -> NextTrial:
+        """Plan trial `number` after these trials; it is among them if it has begun."""
         if self._planned is None or self._planned[0] != number:
             others = [trial for trial in trials if trial.number != number]
             records = (
@@ -257,8 +264,8 @@ def _nothing_left(left: Left) -> str:
     which = "untried" if left.is_all else "drawn"  # drawn from a space that has more
     considered = count_text(left.untried - left.unlikely_to_fit, f"{which} configuration")
     says = (
-        f"more than a {100 * LEAST_CHANCE:g} % chance to use {100 * LEAST_SAVING:g} % less energy"
-        " than the best trial"
+        f"a chance of {100 * LEAST_CHANCE:g} % or more to use over {100 * LEAST_SAVING:g} % less"
+        " energy than the best trial"
     )
     why = f"the model gives none of {considered} {says}"
     if left.unlikely_to_fit:
@@ -266,7 +273,7 @@ def _nothing_left(left: Left) -> str:
     return f"{why}; left out: {failed}" if left.failed else why
 
 
-def _exhausted(trials: Trials, space: SearchSpace) -> bool:
+def _all_run(trials: Trials, space: SearchSpace) -> bool:
     """Return whether every configuration of a finite space has been run or is running."""
     names = list(space.space.free())
     run = {_key(names, trial.params) for trial in trials if trial.params or not names}
@@ -292,8 +299,8 @@ def _next_of_grid(
     )
 
 
-class Planned(BaseSampler):
-    """A sampler that proposes planned values, one for each of the dimensions."""
+class GivenValuesSampler(BaseSampler):
+    """A sampler that proposes the values that it is given, one for each of the dimensions."""
 
     def __init__(self, values: Mapping[str, Any], distributions: Distributions) -> None:
         self._values, self._distributions = values, distributions
@@ -309,10 +316,10 @@ class Planned(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, _: BaseDistribution
     ) -> Any:
-        raise AssertionError(f"{param_name} was not planned")
+        raise AssertionError(f"{param_name} was not given")
 
 
-class ValidSampler(Planned):
+class ValidSampler(GivenValuesSampler):
     """A sampler that asks one of Optuna's samplers until its proposal can exist and is new.
 
     Optuna's samplers know no constraint that joins dimensions, and TPE proposes failed and known

@@ -75,6 +75,11 @@ class _Training(Settings):
     """The most trials that [several workers](workers.md#what-speed-costs) run at once: a number, or
     `auto`: few, to save energy."""
 
+    @property
+    def slots_of_node(self) -> int:
+        """The number of trials that run at once on each machine of a launch over several."""
+        return 1
+
 
 class _Shared(_Training):
     """A launch on machines whose devices several trials may share."""
@@ -336,11 +341,6 @@ class HostfileLaunch(_Training):
     def slots(self) -> int:
         """The number of trials that run at once."""
         return len(self.hosts) // len(self.ranks_of_nodes)
-
-    @property
-    def slots_of_node(self) -> int:
-        """The number of trials that run at once on one host."""
-        return 1
 
     @property
     def side_by_side(self) -> int:

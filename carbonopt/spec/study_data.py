@@ -123,7 +123,7 @@ class SessionLedger(Frozen):
     worker: str | None = None  # the worker's identity; None: a study from before workers had one
     duration_s: Finite = 0.0
     prepare_kwh: Finite = 0.0
-    gap_kwh: Finite = 0.0  # between trials, and during them what no trial used
+    gap_kwh: Finite = 0.0  # of the phase GAP (see `core.states`)
     # energy of other work on its cores meanwhile, which is not the study's; None: not known
     other_kwh: float | None = None
     # energy of the whole call, by one reading at its begin and one now: checks the sum of the parts
@@ -147,9 +147,9 @@ class SessionLedger(Frozen):
 
 
 def wall_clock_s(sessions: Iterable[SessionLedger], until: datetime | None = None) -> float:
-    """Return for how many seconds at least one of these calls worked.
+    """Return for how many seconds at least one of these sessions worked.
 
-    Time in which several calls worked at once counts once.
+    Time in which several sessions worked at once counts once.
 
     Args:
         until: time after this moment doesn't count.

@@ -1,4 +1,7 @@
-"""The energy and time of one call of the command, as the study's ledger and budget count them."""
+"""The energy and time of one worker's session, as the study's ledger and budget count them.
+
+A session is one worker's part of a call of `carbonopt run`; a call with several slots has several.
+"""
 
 import time
 from typing import Any
@@ -12,7 +15,7 @@ from carbonopt.study.study_checks import CheckedStudy
 
 
 class SessionAccount:
-    """The energy and time that a call of the command uses outside its trials, from now on.
+    """The energy and time that a worker uses outside its trials, from now on.
 
     The engine has begun.
     """
@@ -35,7 +38,7 @@ class SessionAccount:
     def store(self, storage: StudyStorage) -> None:
         """Store the ledger as it is now; the meter is in GAP or in one of a trial's phases."""
         meter = self._meter
-        parts, outer = meter.account(Phase.PREPARE, Phase.GAP, Phase.OTHER)
+        parts, outer = meter.parts_and_outer(Phase.PREPARE, Phase.GAP, Phase.OTHER)
         readings = {"prepare": parts[Phase.PREPARE], "gap": parts[Phase.GAP], "outer": outer}
         update: dict[str, Any] = {
             "duration_s": self.duration_s,
@@ -56,22 +59,24 @@ class StudyBudget:
 
     Args:
         checked: The study.
-        account: This call's account.
-        hours_before: Hours in which other calls worked before this one, which count, too.
+        account: The account of this worker's session.
     """
 
-    def __init__(self, checked: CheckedStudy, account: SessionAccount, hours_before: float) -> None:
+    # Hours in which at least one worker has worked before this session; they count, too. The loop
+    # over trials sets it as it begins.
+    hours_before: float = 0.0
+
+    def __init__(self, checked: CheckedStudy, account: SessionAccount) -> None:
         self._checked = checked
         self._account = account
-        self.hours_before = hours_before
 
     @property
     def limits_energy(self) -> bool:
         budget = self._checked.config.budget
         return budget.energy_kwh is not None or budget.emissions_kg_co2e is not None
 
-    def exhausted(self, energy_kwh: float) -> str | None:
-        """Return which limit is used up, in words, by a study that has used this energy."""
+    def limit_reached(self, energy_kwh: float) -> str | None:
+        """Return which limit a study that has used this energy has reached, in words."""
         budget = self._checked.config.budget
         hours = self.hours_before + self._account.duration_s / 3600
         emissions = self._checked.emissions_kg_co2e(energy_kwh)

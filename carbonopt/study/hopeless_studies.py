@@ -8,8 +8,10 @@ from carbonopt.spec.launch_settings import SlurmLaunch
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 
-_FAILURES = 3  # a study ends if its first trials, this many, have all failed in the same way
-_SCRIPT_FAILURES = {"bad_input": 1, "no_quality": 2}  # the same for scripts, by kind of failure
+# A study ends if its trials so far, or its trials and probes, are at least this many and have all
+# failed in the same way.
+_FAILURES = 3
+_SCRIPT_FAILURES = {"bad_input": 1, "no_quality": 2}  # fewer for scripts, by kind of failure
 _MEND = "mend that, and give another --out, since this folder keeps the study as it was"
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 _NEARLY_ALL = 0.9  # share of a Slurm job's usable time

@@ -41,7 +41,8 @@ class TrialPhases:
     # Readings of TRAIN, first at the last step that was reported, then since.
     _readings: list[Reading] = field(default_factory=list)
     _seen: tuple[Phase, Reading] = field(init=False)  # the phase at the last look, and its reading
-    # The phase's reading when it was entered, or up to where a later part of it was claimed.
+    # The open phase's reading when it was entered, or right after its latest part was counted as
+    # another stage.
     _window: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
@@ -158,8 +159,9 @@ class TrialPhases:
     def claim(self, phase: Phase, stage: Stage) -> None:
         """Count the work since the last step, or the last change of phase, as another stage.
 
-        It has only now become known that the stage began there. If a script makes more steps than
-        it announced, what counted as work after the training becomes training again.
+        A script reports a stage after it has begun, so its beginning becomes known only now. If a
+        script makes more steps than it announced, what counted as work after the training becomes
+        training again.
         """
         if self.phase is Phase.TRAIN:
             begin = max([self._window, *self._readings[:1]], key=lambda reading: reading.duration_s)

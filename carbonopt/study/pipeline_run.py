@@ -61,10 +61,9 @@ def check_pipeline(file: PipelineFile) -> dict[str, CheckedStudy]:
         if not config.launch.is_local or config.launch.slots > 1:
             rule = (
                 "the steps of a pipeline run on one machine, one trial at a time (launch.kind:"
-                " local)"
+                " local, also in a Slurm job that runs this command)"
             )
-            slurm = "; on Slurm submit the command itself" if config.launch.kind == "slurm" else ""
-            raise BadInput(f"{where}.study: {rule}, but {step.study} asks for more{slurm}.")
+            raise BadInput(f"{where}.study: {rule}, but {step.study} asks for more.")
         for key, name in step.needs.items():
             if problem := _unfit(key, config.workload, studies[name].config.workload):
                 raise BadInput(f"{where}.needs.{key}: {name!r} {problem}.")

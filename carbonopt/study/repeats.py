@@ -1,6 +1,6 @@
 """Repeats of a study's configurations with other seeds: which is due, and what they showed."""
 
-from carbonopt.analysis import confirmation as confirm
+from carbonopt.analysis.confirmation import Available, Repeat, confirmation_progress, outcome
 from carbonopt.analysis.pipeline_summary import handed_on
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.engines.engine import Engine
@@ -11,14 +11,14 @@ from carbonopt.study.session import AsStep
 _NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 
 
-def _available(engine: Engine) -> confirm.Available:
+def _available(engine: Engine) -> Available:
     return lambda seed, params: engine.seed(seed, params) == seed
 
 
 def next_repeat(
     data: StudyData, engine: Engine, paths: StudyPaths, as_step: AsStep | None
-) -> confirm.Repeat | None:
-    due = None if data.config.confirm is None else confirm.plan(data, _available(engine)).next
+) -> Repeat | None:
+    due = confirmation_progress(data, _available(engine)).next if data.config.confirm else None
     if due is not None or as_step is None:
         return due
     # Each configuration that is handed on is repeated at least once, to save its weights.
@@ -31,7 +31,7 @@ def next_repeat(
         ]
         failed = any(record.state is not TrialState.COMPLETE for record in repeats)
         if not failed and not any(paths.trial_model(record.trial).is_dir() for record in repeats):
-            return confirm.Repeat(trial=trial, seed=1 + max(record.seed for record in own))
+            return Repeat(trial=trial, seed=1 + max(record.seed for record in own))
     return None
 
 
@@ -42,8 +42,4 @@ def all_run(trials: int) -> str:
 
 
 def with_confirmation(ended: str, data: StudyData, engine: Engine) -> str:
-    return (
-        ended
-        if data.config.confirm is None
-        else f"{ended}; {confirm.outcome(data, _available(engine))}"
-    )
+    return ended if data.config.confirm is None else f"{ended}; {outcome(data, _available(engine))}"

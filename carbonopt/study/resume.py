@@ -46,13 +46,13 @@ def load_stored(
     return stored, checked
 
 
-def as_begun(
+def recorded_inputs(
     inputs: tuple[InputFile, ...],
     stored: StudyStorage | None,
     where: str,
     interrupted: Callable[[], bool],
 ) -> tuple[InputFile, ...]:
-    """Return the input files as a study that has trials recorded them.
+    """Return the input files as the study recorded them; as they are, if it has no trials yet.
 
     Raises:
         BadInput: If they have changed since.

@@ -1,21 +1,25 @@
-"""The study loop: ask, launch, watch and tell, until the budget is used up."""
+"""The study loop: choose a worker's next trial, probe or repeat, until the study ends.
+
+`trial_runner` runs what is chosen, and `trial_watch` watches it. A study ends by its budget,
+because its trials all fail alike, or because nothing is left that is worth a trial (see
+`_why_ended`).
+"""
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 
 from carbonopt.analysis.concurrency import most_concurrent_trials
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput, CarbonoptError
-from carbonopt.core.trial import Phase, StopReason, TrialRecord, TrialState
-from carbonopt.engines.engine import own_meter
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.spec.study_data import InputFile, StudyData, wall_clock_s
 from carbonopt.spec.trial_spec import Prepared, TrialSpec
 from carbonopt.storage.study_storage import (
@@ -27,24 +31,15 @@ from carbonopt.storage.study_storage import (
 from carbonopt.storage.workers import Lease
 from carbonopt.study.account import SessionAccount, StudyBudget
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
-from carbonopt.study.input_files import (
-    check_unchanged,
-    input_files,
-    with_sha256,
-    workload_fingerprint,
-)
+from carbonopt.study.input_files import check_unchanged, input_files
 from carbonopt.study.outputs import remove_outputs
 from carbonopt.study.repeats import all_run, next_repeat, with_confirmation
-from carbonopt.study.resume import (
-    may_write,
-)
+from carbonopt.study.resume import may_write
 from carbonopt.study.session import Session
+from carbonopt.study.study_checks import CheckedStudy
 from carbonopt.study.trial_runner import TrialRunner, compiles_first, interruption
-from carbonopt.study.trial_watch import begun
+from carbonopt.study.trial_watch import begun_record
 from carbonopt.train.tasks.task import task_for
-
-if TYPE_CHECKING:
-    from carbonopt.search.strategy import Strategy
 
 # Seconds of steps in a probe. The GPUs' counters tick every 0.1 s; the uncertainty of their energy
 # (tick × power ÷ √6, see docs/measuring.md) is then 2 %.
@@ -52,100 +47,63 @@ PROBE_S = 2.0
 LOOK_AGAIN_S = 0.2  # interval for checking whether other workers have finished
 
 
-class StudyWorker:
-    """The part of one call of the command that begins trials, in turn with other workers."""
+@dataclass
+class TrialLoop:
+    """One worker's loop over the trials of a study, which it begins in turn with other workers.
 
+    The engine has begun and is prepared.
+    """
+
+    session: Session
+    checked: CheckedStudy  # the session's, with the space that was chosen in the preparation
+    lease: Lease
     account: SessionAccount
-    budget: StudyBudget
-    runner: TrialRunner
     storage: StudyStorage
-    strategy: "Strategy"
+    prepared: Prepared | None
+    interrupted: Callable[[], bool]  # the session's; it also stores the worker's heartbeat
 
-    def __init__(self, session: Session, lease: Lease, interrupted: Callable[[], bool]) -> None:
-        """`interrupted` is the session's, and also stores the worker's heartbeat."""
-        self.session = session
-        self.checked = session.checked
-        self.engine = session.checked.engine
-        self.paths = session.paths
-        self.display = session.display
-        self.local_workers = session.local_workers
-        self.lease = lease
-        self.interrupted = interrupted
-        self.shown = set[int]()  # finished trials that the display knows of
-
-    def begin(self, inputs: tuple[InputFile, ...], *, prepares: bool) -> None:
-        """Start the engine and its meter; for `prepares` see `Engine.begin`."""
-        fingerprint = workload_fingerprint(
-            self.checked.config, inputs, auto=self.checked.auto is not None
-        )
-        as_step = self.session.as_step
-        self.engine.begin(
-            self.paths,
-            fingerprint,
-            self.display,
-            self.interrupted,
-            own_meter if as_step is None else as_step.meter_provider,
-            prepares=prepares,
-        )
-        self.account = SessionAccount(self.engine, self.lease.worker.id)
-
-    def prepare(
-        self, inputs: tuple[InputFile, ...], meanwhile: Callable[[], None]
-    ) -> tuple[Prepared | None, tuple[InputFile, ...]]:
-        """Wait until trials can be started; return the preparation and the inputs with sha256."""
-        engine = self.engine
-        # Hashed here, so that the energy of it is measured as preparation.
-        inputs = with_sha256(inputs, self.interrupted)
-        with ThreadPoolExecutor(1) as aside:
-            done = aside.submit(meanwhile)
-            prepared = engine.prepare(self.interrupted)
-            if prepared is not None:
-                if not self.checked.is_settled:
-                    assert prepared.auto is not None
-                    self.checked = self.checked.settled(prepared.auto)
-                self.checked.space.check_fits(prepared.train_examples)
-            engine.meter.enter(Phase.GAP)
-        done.result()
-        self.lease.renew()
-        return prepared, inputs
-
-    def run_trials(
-        self, storage: StudyStorage, inputs: tuple[InputFile, ...], prepared: Prepared | None
-    ) -> None:
+    def __post_init__(self) -> None:
         # It imports SciPy, which can wait until the trials' processes have been started.
         from carbonopt.search.strategy import Strategy
 
-        memory_gib = None if self.engine.hardware is None else self.engine.hardware.gpu_memory_gib
-        self.storage = storage
+        self.engine = self.checked.engine
+        self.paths = self.session.paths
+        self.display = self.session.display
+        self.local_workers = self.session.local_workers
+        self.shown = set[int]()  # finished trials that the display knows of
+        hardware = self.engine.hardware
         self.strategy = Strategy(
             self.checked.config,
             self.checked.space,
-            memory_gib,
+            None if hardware is None else hardware.gpu_memory_gib,
             self.checked.earlier,
-            self.checked.advised(prepared),
+            self.checked.advised(self.prepared),
         )
+        self.budget = StudyBudget(self.checked, self.account)
+        self.runner = TrialRunner(
+            self.session,
+            self.checked,
+            self.storage,
+            self.strategy,
+            self.lease,
+            self.account,
+            self.budget,
+            self.interrupted,
+        )
+
+    def run(self, inputs: tuple[InputFile, ...]) -> None:
+        """Run trials until the study ends; then wait for the local workers."""
         with self._locked() as seen:
             data = seen.data
             now = datetime.fromisoformat(self.account.started_at)
-            hours_before = wall_clock_s(data.sessions, until=now) / 3600
-            self.budget = StudyBudget(self.checked, self.account, hours_before)
-            self.runner = TrialRunner(
-                self.session,
-                self.checked,
-                storage,
-                self.strategy,
-                self.lease,
-                self.account,
-                self.budget,
-                self.interrupted,
-            )
-            storage.set_ended(None)
-            self.account.store(storage)
+            self.budget.hours_before = wall_clock_s(data.sessions, until=now) / 3600
+            self.storage.set_ended(None)
+            self.account.store(self.storage)
             if self.checked.start is not None and not data.records:
                 # It may be queued already: an earlier call can have been killed right after that.
-                storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
+                self.storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
         self.local_workers.study_began()
-        self.display.study_started(data, hours_before)
+        self.display.study_started(data, self.budget.hours_before)
         self.shown = {record.trial for record in data.records if _has_ended(record)}
         while True:
             self.lease.renew()
@@ -153,11 +111,11 @@ class StudyWorker:
                 self.display.warn(not_free)
             with self._locked() as seen:
                 inputs = self._unchanged(inputs, seen.data)
-                work = self._begin_next(seen)
+                run_next = self._begin_next(seen)
             self._tell_of_others(seen.data)
-            if work is None:
+            if run_next is None:
                 break
-            work()
+            run_next()  # a trial, a probe, or a wait for other workers
         while self.local_workers.is_working:  # the local workers have nothing left to do either
             self._wait()
             self._tell_of_others(self.storage.read())
@@ -223,12 +181,13 @@ class StudyWorker:
             raise interruption(self.paths)
 
     def _begin_next(self, seen: Snapshot) -> Callable[[], None] | None:
-        """Return this worker's next work, which the storage knows of already.
+        """Begin this worker's next trial or probe in the storage; return the function that runs it.
 
-        The caller holds the workers' lock, and calls what is returned when it has released it.
+        The caller holds the workers' lock, and calls the function when it has released the lock.
 
         Returns:
-            A function that does the work. None: the study has ended.
+            `_wait` if there is nothing to begin while other workers' runs go on. None: the study
+            has ended.
         """
         storage = self.storage
         if ended := self._why_ended(seen):
@@ -245,8 +204,8 @@ class StudyWorker:
         elif not self._may_begin(seen):
             return self._wait
         number = seen.next_number()
-        if (probed := self.strategy.probe(seen.trials, number)) is not None:
-            return self._begin_probe(probed, PROBE_S, seen)
+        if (to_probe := self.strategy.choose_probe(seen.trials, number)) is not None:
+            return self._begin_probe(to_probe, PROBE_S, seen)
         storage.study.sampler = self.strategy.sampler(seen.trials, number)
         return self._begin_trial(storage.study.ask(self.strategy.distributions), seen)
 
@@ -286,20 +245,22 @@ class StudyWorker:
         """
         number = len(seen.data.probes)
         spec = self._spec(number, self.paths.probe(number), params, probe_s=steps_s)
-        record = self._begun(spec)
+        record = self._begun_record(spec)
         self.storage.set_probe(record)
-        return partial(self.runner.probe, spec, record, seen.data)
+        return partial(self.runner.run_probe, spec, record, seen.data)
 
-    def _begun(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
-        return begun(spec, self.checked.config.quality, self.lease.worker.id, earlier)
+    def _begun_record(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
+        return begun_record(spec, self.checked.config.quality, self.lease.worker.id, earlier)
 
-    def _begin_trial(self, trial: optuna.Trial, seen: Snapshot) -> Callable[[], None]:
+    def _begin_trial(self, optuna_trial: optuna.Trial, seen: Snapshot) -> Callable[[], None]:
         """Store that a trial begins, and return the function that runs it.
 
         The caller holds the workers' lock.
         """
-        config, number = self.checked.config, trial.number
-        params, repeat_of = self.checked.space.params(trial.params), trial.user_attrs.get(REPEAT_OF)
+        config, number = self.checked.config, optuna_trial.number
+        params = self.checked.space.params(optuna_trial.params)
+        own_attrs = optuna_trial.user_attrs
+        repeat_of = own_attrs.get(REPEAT_OF)
         earlier = seen.interrupted(number)
         check_job_is_long_enough(earlier, config)
         spec = self._spec(
@@ -311,38 +272,41 @@ class StudyWorker:
             saves_model=self.session.as_step is not None
             and self.session.as_step.hands_on > 0
             and repeat_of is not None,
-            **({"seed": seed} if (seed := trial.user_attrs.get(SEED)) is not None else {}),
+            **({} if own_attrs.get(SEED) is None else {"seed": own_attrs[SEED]}),
         )
         if config.workload is not None and config.launch.trains:
             task = task_for(config.workload.model_dump(mode="json"))
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
-        record = self._begun(spec, earlier)
-        self.storage.save_progress(trial, record)
-        return partial(self._run_trial, trial, spec, record, seen)
+        record = self._begun_record(spec, earlier)
+        self.storage.save_progress(optuna_trial, record)
+        return partial(self._run_trial, optuna_trial, spec, record, seen)
 
     def _run_trial(
-        self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
+        self, optuna_trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
     ) -> None:
         if compiles_first(self.checked, spec.params, seen.data):
             with self._locked() as seen:
                 # 0 s: only the first step, which compiles; the trial measures what a step takes.
-                probe = self._begin_probe(spec.params, 0.0, seen)
-            probe()
+                run_probe = self._begin_probe(spec.params, 0.0, seen)
+            run_probe()
             seen = self.storage.snapshot(self.lease.living)
         self.shown.add(spec.number)
-        self.runner.trial(trial, spec, record, seen)
+        self.runner.run_trial(optuna_trial, spec, record, seen)
 
     def _why_ended(self, seen: Snapshot) -> str | None:
         """Return why the search is over, in words; None while it goes on."""
         trials = self.checked.config.budget.trials
         if trials is not None and seen.finished_count() >= trials:
             return all_run(trials)
-        spent = self.budget.exhausted(seen.data.spent_kwh()) or always_the_same_failure(seen.data)
-        return spent or self.strategy.why_ended(seen.trials, seen.next_number())
+        return (
+            self.budget.limit_reached(seen.data.spent_kwh())
+            or always_the_same_failure(seen.data)
+            or self.strategy.why_ended(seen.trials, seen.next_number())
+        )
 
     def _queue_repeat(self, data: StudyData) -> bool:
         """Queue the next repeat that confirms the search's answer; return whether one is due."""
-        if self.budget.exhausted(data.spent_kwh()) is not None:
+        if self.budget.limit_reached(data.spent_kwh()) is not None:
             return False
         if (due := next_repeat(data, self.engine, self.paths, self.session.as_step)) is None:
             return False

@@ -17,7 +17,7 @@ class Rules:
     # target, if it will. None instead of a function: the trial is never pruned for its target.
     should_prune: Callable[[Sequence[EvalPoint], int], Forecast | None] | None
     audit: bool  # True: a trial that should be pruned runs to its end all the same
-    cap_kg_co2e: float | None  # emissions of the best feasible trial; None: no cap
+    cap_kg_co2e: float | None  # emissions of the best trial that meets the target; None: no cap
     emissions_kg_co2e: Callable[[float], float]  # returns the emissions of an energy in kWh
     budget_spent: Callable[[], bool]
     interrupted: Callable[[], bool]

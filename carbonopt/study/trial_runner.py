@@ -51,13 +51,13 @@ class TrialRunner:
         self._engine = self.checked.engine
         self._observers: list[TrialObserver] = [self.session.display, self.session.trackers]
 
-    def trial(
-        self, trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
+    def run_trial(
+        self, optuna_trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
     ) -> None:
         """Run a trial that the storage knows of, and store its result.
 
         Args:
-            trial: Optuna's trial.
+            optuna_trial: Optuna's trial, which gets the result.
             spec: What its processes are to do.
             record: Its record, as it begins.
             seen: The study before the trial.
@@ -69,15 +69,15 @@ class TrialRunner:
             observer.trial_started(spec)
         log = self.session.paths.trial_log(spec.number, spec.attempt)
         inherited = inherited_files(spec, seen.data)
-        rules, store = self._rules(seen, spec), partial(self._store_trial, trial)
+        rules, store = self._rules_of_trial(seen, spec), partial(self._store_trial, optuna_trial)
         record = self._watched(spec, record, log, rules, self._observers, store)
         if inherited is not None:
             record = record.model_copy(update={"inherited_files": inherited.read()})
         self.lease.renew()
         if record.stop_reason is StopReason.INTERRUPTED:
-            self.storage.requeue(trial, record)
+            self.storage.requeue(optuna_trial, record)
         else:
-            self.storage.tell(trial, record, self.checked.config.target.at())
+            self.storage.tell(optuna_trial, record, self.checked.config.target.at())
             if spec.program is not None:
                 data = self.storage.snapshot(self.lease.living).data
                 remove_outputs(data, self.session.paths, self.session.display.warn, ended=False)
@@ -87,7 +87,7 @@ class TrialRunner:
         if record.stop_reason is StopReason.INTERRUPTED:
             raise interruption(self.session.paths)
 
-    def probe(self, spec: TrialSpec, record: TrialRecord, before: StudyData) -> None:
+    def run_probe(self, spec: TrialSpec, record: TrialRecord, before: StudyData) -> None:
         """Run a probe; its energy is stored while it runs, apart from that of trials.
 
         Args:
@@ -114,7 +114,7 @@ class TrialRunner:
 
         self._elsewhere_kwh = before.spent_kwh()
         log = self.session.paths.probe_log(spec.number)
-        record = self._watched(spec, record, log, self._limits(), [], store_meanwhile)
+        record = self._watched(spec, record, log, self._rules_of_any_run(), [], store_meanwhile)
         store(record)
         self.session.display.probe_ended(record)
         if record.stop_reason is StopReason.INTERRUPTED:
@@ -148,7 +148,7 @@ class TrialRunner:
             store=store,
         ).run()
 
-    def _store_trial(self, trial: optuna.Trial, record: TrialRecord) -> None:
+    def _store_trial(self, optuna_trial: optuna.Trial, record: TrialRecord) -> None:
         """Store what a trial has used so far.
 
         If another program has locked the storage, the trial goes on: all that it has used is
@@ -157,7 +157,7 @@ class TrialRunner:
         with unless_held():
             self.lease.renew()
             self.account.store(self.storage)  # first, as for a probe
-            self.storage.save_progress(trial, record)
+            self.storage.save_progress(optuna_trial, record)
             self._look_at_others(record)
 
     def _look_at_others(self, running: TrialRecord) -> None:
@@ -167,8 +167,8 @@ class TrialRunner:
             spent_kwh = self.storage.snapshot(self.lease.living).data.spent_kwh()
             self._elsewhere_kwh = spent_kwh - own_kwh
 
-    def _rules(self, seen: Snapshot, spec: TrialSpec) -> Rules:
-        """Return the rules that may end a trial."""
+    def _rules_of_trial(self, seen: Snapshot, spec: TrialSpec) -> Rules:
+        """Return the rules that may end this trial, with its cap."""
         self._elsewhere_kwh = seen.data.spent_kwh()
         search, number = self.checked.config.search, spec.number
         # The start configuration is the baseline, and a repeat shows how much runs differ: both
@@ -177,7 +177,7 @@ class TrialRunner:
         to_its_end = spec.repeat_of is not None or is_baseline
         cap_kg_co2e = None
         if search.pruning.cap and search.goal == "recommend" and not to_its_end:
-            meeting = self.strategy.meeting(seen.trials, number)
+            meeting = self.strategy.trials_meeting_target(seen.trials, number)
             cap_kg_co2e = min(
                 (
                     record.emissions_kg_co2e
@@ -190,18 +190,18 @@ class TrialRunner:
         if search.pruning.target and not to_its_end:
             should_prune = self.strategy.pruning_rule(seen.trials, number, spec.params)
         return dataclasses.replace(
-            self._limits(),
+            self._rules_of_any_run(),
             should_prune=should_prune,
             audit=self.strategy.audits(number),
             cap_kg_co2e=cap_kg_co2e,
         )
 
-    def _limits(self) -> Rules:
+    def _rules_of_any_run(self) -> Rules:
         """Return the rules that may end any run, a probe as well as a trial."""
 
         def budget_spent() -> bool:
             running = sum(self._engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
-            return self.budget.exhausted(self._elsewhere_kwh + running) is not None
+            return self.budget.limit_reached(self._elsewhere_kwh + running) is not None
 
         launch = self.checked.config.launch
         return Rules(

@@ -68,7 +68,7 @@ _STATES = {
 }
 
 
-def begun(
+def begun_record(
     spec: TrialSpec, quality: Quality, worker: str, earlier: TrialRecord | None
 ) -> TrialRecord:
     """Return the record of a trial or a probe that this worker begins now.
@@ -96,7 +96,9 @@ class TrialWatch:
     """
 
     spec: TrialSpec
-    so_far: TrialRecord  # first as `begun` returns it, then with all that is known of the trial
+    so_far: (
+        TrialRecord  # first as `begun_record` returns it, then with all that is known of the trial
+    )
     trial: RunningTrial
     meter: Meter
     rules: Rules
@@ -126,8 +128,8 @@ class TrialWatch:
     def run(self) -> TrialRecord:
         """Watch the trial until it has ended, for whatever reason, and return its record.
 
-        The trial's processes are gone by then. The meter must be in SETUP since before they were
-        started; it is in GAP afterwards.
+        The trial's processes are gone by then. The caller must have switched the meter to SETUP
+        before starting them; this method leaves it in GAP.
         """
         with contextlib.ExitStack() as ending:
             ending.callback(self.trial.end)
@@ -242,9 +244,9 @@ class TrialWatch:
     def _on_event(self, event: events.Event) -> None:
         match event:
             case events.PhaseChanged(phase=phase, stage=stage, since_step=since_step):
-                # The trial's device is idle while the trial waits for the answer. Reading the meter
-                # takes a few ms and the counters tick every 0.1 s: answering first moves a window's
-                # edge by less than can be seen, and costs the trial nothing.
+                # The trial's device is idle until this answer, and may be at work again when the
+                # meter is read. That takes a few ms, and the counters tick every 0.1 s: answering
+                # first moves a window's edge by less than can be seen, and costs the trial nothing.
                 self.trial.answer()
                 self._phase_untold = False
                 if since_step:

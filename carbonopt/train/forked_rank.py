@@ -31,7 +31,7 @@ from carbonopt.core.channel import (
 )
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.trial_spec import Prepared
-from carbonopt.train import prepare, worker
+from carbonopt.train import prepare, rank_main
 from carbonopt.train.imports import import_all, load_compiler, practise_compiling
 from carbonopt.train.models.model import parameter_count, prefetch_model, saved_config
 from carbonopt.train.tasks.task import task_class, training_task
@@ -86,7 +86,7 @@ def run() -> int:
     text = os.pread(spec, os.fstat(spec).st_size, 0).decode()
     if not text:
         return CRASH_EXIT  # the study has ended without another trial
-    return prepare.main(text) if prepares else worker.main(text)
+    return prepare.main(text) if prepares else rank_main.main(text)
 
 
 def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:

@@ -93,7 +93,7 @@ def _trained(
 ) -> Trained:
     import torch
 
-    from carbonopt.train.worker import run_trial
+    from carbonopt.train.rank_main import run_trial
 
     if torch.cuda.is_available():  # otherwise every rank would open the first GPU to look at it
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

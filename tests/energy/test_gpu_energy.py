@@ -288,7 +288,7 @@ from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.study.trial_watch import Rules, TrialWatch, begun
+from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
 from study.test_trial_watch import SPEAKING
 
 def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
@@ -302,7 +302,7 @@ def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
         [sys.executable, "-c", rank], [{"RANK": str(index)} for index in range(ranks)],
         {**os.environ, "PYTHONPATH": ""}, __import__("pathlib").Path(here) / f"log-{number}.txt",
     )
-    so_far = begun(spec, PERPLEXITY, 'worker', None)
+    so_far = begun_record(spec, PERPLEXITY, 'worker', None)
     return TrialWatch(spec, so_far, processes, meter, rules, [], lambda *_: None, lambda record: None).run()
 
 meter = MachineMeter([0, 1])

@@ -119,10 +119,10 @@ def test_studies_in_turn_and_what_lies_between_them_add_up_to_one_reading(no_net
         meter.enter(Phase.GAP)
         parts_kwh += meter.take(Phase.TRAIN)[Phase.TRAIN].total_kwh
         time.sleep(seconds)
-        parts, _ = meter.account(Phase.PREPARE, Phase.GAP, Phase.OTHER)
+        parts, _ = meter.parts_and_outer(Phase.PREPARE, Phase.GAP, Phase.OTHER)
         parts_kwh += sum(part.total_kwh for part in parts.values())
         accounted_s = time.perf_counter()
-        load_all_cores(0.3)  # what is after the last account is the pause's
+        load_all_cores(0.3)  # what is after the last reading is the pause's
         meter.close()
         whole = meter.outer()
         time.sleep(0.2)

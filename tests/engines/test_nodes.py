@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import pytest
 from ssh_hosts import SshHosts
@@ -15,8 +16,11 @@ from carbonopt.analysis.footprint import footprint
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import TrialState
 from carbonopt.engines.agent import Agent
+from carbonopt.engines.nodes import NodesEngine, agent_program
 from carbonopt.engines.process.environment import Ranks, of_launcher
 from carbonopt.spec.hostfile_format import Host, parse_hostfile
+from carbonopt.spec.launch_settings import LocalLaunch, _Training
+from carbonopt.spec.study_config import StudyConfig
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.study_file import load_study, parse_study
 
@@ -68,6 +72,31 @@ def on_hosts(tiny_study: dict, tmp_path: Path) -> dict:
     tiny_study["budget"] = {"trials": 1}
     tiny_study["launch"] = {"kind": "hostfile", "hostfile": "hosts.txt", "device": "cpu"}
     return tiny_study
+
+
+class CloudLaunch(_Training):
+    """A launch of another kind over several machines, as docs/add-an-engine.md describes it."""
+
+    kind: Literal["cloud"] = "cloud"
+    gpus: ClassVar[tuple[int, ...]] = ()
+    ranks_of_nodes: ClassVar[tuple[int, ...]] = (2, 1)
+    world_size: ClassVar[int] = 3
+    slots: ClassVar[int] = 1
+    side_by_side: ClassVar[int] = 1
+
+
+class CloudEngine(NodesEngine):
+    def _programs(self) -> list[tuple[str, list[str]]]:
+        return [("one", agent_program()), ("two", agent_program())]
+
+    def _config_of(self, number: int) -> StudyConfig:
+        launch = LocalLaunch(gpus=(), cpu_ranks=self._launch.ranks_of_nodes[number])
+        return self._config.model_copy(update={"launch": launch})
+
+
+def test_an_engine_of_another_kind_can_start_agents(tiny_study: dict) -> None:
+    config = parse_study(tiny_study, "study").model_copy(update={"launch": CloudLaunch()})
+    assert CloudEngine(config).description == "3 ranks on CPUs of 2 machines"
 
 
 @pytest.mark.parametrize("hostfile", [None, 3])

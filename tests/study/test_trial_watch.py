@@ -25,7 +25,7 @@ from carbonopt.search.cap import exceeds_cap
 from carbonopt.search.models.line import straight_line_loss
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun
+from carbonopt.study.trial_watch import TrialWatch, begun_record
 
 SPEAKING = """
 import json, math, os, socket, sys, time
@@ -87,7 +87,7 @@ def watched(
     stored: list[TrialRecord] = []
     watch = TrialWatch(
         spec=spec,
-        so_far=begun(spec, PERPLEXITY, "worker", None),
+        so_far=begun_record(spec, PERPLEXITY, "worker", None),
         trial=WorkProcesses(argv, [{}], dict(os.environ), tmp_path / "log.txt"),
         meter=meter,
         rules=Rules(**settings),

@@ -289,7 +289,7 @@ def most_live_gib(prepared: Path, folder: Path, params: TrainingParams, workload
     }  # fmt: skip
     peak_file = folder / "peak"
     done = start(
-        "worker", spec, folder, params.world_size, forked="live_memory", PEAK_FILE=str(peak_file)
+        "rank_main", spec, folder, params.world_size, forked="live_memory", PEAK_FILE=str(peak_file)
     )
     assert done.exit_code == FINISHED_EXIT
     return int(peak_file.read_text()) / BYTES_PER_GIB

@@ -16,8 +16,8 @@ from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.spec.workload_settings import Workload
 from carbonopt.study.study_file import parse_study
 from carbonopt.train.prepare import PrepareSpec, prepare
+from carbonopt.train.rank_main import run_trial
 from carbonopt.train.tasks import task
-from carbonopt.train.worker import run_trial
 
 FILE = '''
 """Counts words, and is judged by how many of them are long."""

@@ -27,7 +27,7 @@ from carbonopt.engines.process import guard
 
 MESSAGE_BYTES = 1 << 20
 _PR_SET_NAME = 15
-# A job's descriptors: status, lifeline, channel, account, log, start barrier, specification.
+# A job's descriptors: status, lifeline, channel, CPU report, log, start barrier, specification.
 DESCRIPTORS = 7
 
 
@@ -65,7 +65,7 @@ def _lead(module: ModuleType, job: dict[str, Any], descriptors: list[int]) -> in
 
     The guard reports its process id, which is also the session's, and at the end its exit code.
     """
-    status, lifeline, channel, account, log, gate, spec = descriptors
+    status, lifeline, channel, cpu_report, log, gate, spec = descriptors
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     _call_itself("guard")
@@ -83,7 +83,7 @@ def _lead(module: ModuleType, job: dict[str, Any], descriptors: list[int]) -> in
         )
         return int(module.run())
 
-    code = guard.main(lifeline, channel, account, job, rank)
+    code = guard.main(lifeline, channel, cpu_report, job, rank)
     os.write(status, f"{code}\n".encode())
     return code
 

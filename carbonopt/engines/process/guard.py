@@ -14,7 +14,7 @@ from the fork server, as forks (see `fork_server`).
         "/where/it/runs" or null, "keeps_channel": false}'
 
 It exits with the first non-zero exit code of a rank (a signal as 128 + its number), else 0. Before,
-it writes the CPU seconds of itself and all its descendants to the account.
+it writes the CPU seconds of itself and all its descendants to the CPU report.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ LOCK = "lock"  # torch's name for the file that it holds open while it compiles 
 def main(
     lifeline: int,
     channel: int,
-    account: int,
+    cpu_report: int,
     job: dict[str, Any],
     work: Callable[[dict[str, str]], int],
 ) -> int:
@@ -57,7 +57,7 @@ def main(
     Args:
         lifeline: the descriptor that is closed when the study is gone.
         channel: the descriptor on which rank 0 reports.
-        account: the descriptor to which the CPU seconds are written.
+        cpu_report: the descriptor to which the CPU seconds are written.
         job: the ranks and their settings, as in this module's docstring.
         work: called in a process of its own with the variables of one rank; returns the rank's exit
             code.
@@ -77,7 +77,7 @@ def main(
             # A rank may end its own children with SIGTERM.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.close(lifeline)
-            os.close(account)
+            os.close(cpu_report)
             if index > 0 or job["keeps_channel"]:
                 os.close(channel)
             live(work, environment)
@@ -102,7 +102,7 @@ def main(
             failure, deadline = next(filter(None, codes)), time.monotonic() + GRACE_S
     end_session(guard, job["extensions"], job["scratch"], PATIENCE_S)
     reaper.join(REAP_S)  # processes that were not waited for are in nobody's CPU time
-    os.write(account, str(_cpu_s()).encode())
+    os.write(cpu_report, str(_cpu_s()).encode())
     return failure
 
 

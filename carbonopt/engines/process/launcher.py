@@ -292,7 +292,7 @@ class ProcessLauncher:
                 return trial
         if (program := spec.program) is not None:
             return self._start_program(program, ranks, log)
-        argv = run_module("carbonopt.train.worker", str(spec_file))
+        argv = run_module("carbonopt.train.rank_main", str(spec_file))
         return WorkProcesses(
             argv, self._environments(ranks), self._environment, log, speaks=ranks.first == 0
         )

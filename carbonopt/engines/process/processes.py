@@ -235,7 +235,7 @@ class WorkProcesses:
         self.log = log
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        self._account, account = os.pipe()
+        self._cpu_report, cpu_report = os.pipe()
         self._listener = Listener(ours, invites=invites and speaks)
         if invites and speaks:
             ranks = [{**rank, CHANNEL_PATH: str(self._listener.path)} for rank in ranks]
@@ -255,16 +255,16 @@ class WorkProcesses:
         try:
             with log.open("ab") as output:
                 self._log_begins = output.tell()
-                descriptors = lifeline, theirs.fileno(), account, output.fileno()
+                descriptors = lifeline, theirs.fileno(), cpu_report, output.fileno()
                 self._guard = self._start_guard(job, environment, *descriptors)
         except BaseException:
             os.close(self._lifeline)
-            os.close(self._account)
+            os.close(self._cpu_report)
             self._listener.close()
             raise
         finally:
             os.close(lifeline)
-            os.close(account)
+            os.close(cpu_report)
             theirs.close()
         self.cpu_time = STUDY_PROCESSES.add(self._guard.pid)
         self._ended = False
@@ -275,13 +275,13 @@ class WorkProcesses:
         environment: Mapping[str, str],
         lifeline: int,
         channel: int,
-        account: int,
+        cpu_report: int,
         log: int,
     ) -> Guard:
         """Start the guard as a program, which starts the ranks; the last four are descriptors."""
-        to_guard = [str(lifeline), str(channel), str(account), json.dumps(job)]
+        to_guard = [str(lifeline), str(channel), str(cpu_report), json.dumps(job)]
         program = [sys.executable, "-I", "-S", guard.__file__, *to_guard]
-        return start_session(program, environment, log, lifeline, channel, account)
+        return start_session(program, environment, log, lifeline, channel, cpu_report)
 
     def receive(self, timeout_s: float) -> Event | None:
         """Return the next event; None if none comes in `timeout_s`. `Exited` is the last event."""
@@ -329,8 +329,8 @@ class WorkProcesses:
 
     def _written_cpu_s(self) -> float | None:
         """Return the CPU seconds that the guard has written; None if it was killed before."""
-        with os.fdopen(self._account, "rb") as account:
-            written = account.read() if select.select([account], [], [], 0.0)[0] else b""
+        with os.fdopen(self._cpu_report, "rb") as report:
+            written = report.read() if select.select([report], [], [], 0.0)[0] else b""
         return float(written) if written else None
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:

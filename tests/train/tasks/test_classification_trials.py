@@ -94,7 +94,7 @@ class Prepared:
             "prepared_dir": str(self.folder / "prepared"), "trial_dir": str(folder),
         }  # fmt: skip
         run = start(
-            "worker",
+            "rank_main",
             spec,
             folder,
             params.get("world_size", 1),

@@ -493,7 +493,7 @@ def trial(prepared, tmp_path_factory):
             "prepared_dir": str(at.root), "trial_dir": str(folder),
         }  # fmt: skip
         environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
-        made = start("worker", spec, folder, params.get("world_size", 1), **environment)
+        made = start("rank_main", spec, folder, params.get("world_size", 1), **environment)
         assert made.exit_code == FINISHED_EXIT, made.events[-1]
         return made
 

@@ -127,7 +127,7 @@ def trial(workload, tmp_path_factory):
             "prepared_dir": str(prepared[key] / "p"), "trial_dir": str(folder),
         }  # fmt: skip
         environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
-        done = start("worker", spec, folder, params.get("world_size", 1), **environment)
+        done = start("rank_main", spec, folder, params.get("world_size", 1), **environment)
         assert done.exit_code == FINISHED_EXIT
         return done
 

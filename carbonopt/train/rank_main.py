@@ -1,8 +1,8 @@
-"""Run one rank of one trial: python -m carbonopt.train.worker SPEC.json.
+"""Run one rank of one trial: python -m carbonopt.train.rank_main SPEC.json.
 
-SPEC.json is a trial.TrialSpec. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are in the
-environment, as torchrun sets them; rank 0 inherits the channel. With CARBONOPT_SAVE_MODEL=1 the
-trial's folder keeps the trained model.
+SPEC.json is a `spec.trial_spec.TrialSpec`. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT are in the environment, as torchrun sets them; rank 0 inherits the channel. With
+CARBONOPT_SAVE_MODEL=1 the trial's folder keeps the trained model.
 """
 
 import os

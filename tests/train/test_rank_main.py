@@ -114,7 +114,9 @@ def trial(prepared, tmp_path_factory):
                 "forked": "recorded_weights",
                 "WEIGHTS_FILE": str(folder / "weights.npy"),
             }
-        return start("worker", spec, folder, params.get("world_size", 1), stop, cold, **environment)
+        return start(
+            "rank_main", spec, folder, params.get("world_size", 1), stop, cold, **environment
+        )
 
     return run
 
