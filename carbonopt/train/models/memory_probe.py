@@ -337,12 +337,14 @@ def _profile(
     live = LiveMemory(task.masks_attention, until)
     with _as_on_a_gpu(live):
         model = _model(task, config, settings)
-        if compiles := bool(_setting(task, settings, "torch_compile")):
-            if _setting(task, settings, "gradient_checkpointing"):
-                raise BadInput("there is no estimate for torch_compile with gradient_checkpointing")
-            # A process compiles at most eight versions of one layer's code and runs the ninth
+        compiles = bool(_setting(task, settings, "torch_compile"))
+        if compiles or settings["output_layer"] not in (None, "standard"):
+            # A process compiles at most eight versions of one function's code and runs the ninth
             # uncompiled.
             torch._dynamo.reset()  # type: ignore[no-untyped-call]
+        if compiles:
+            if _setting(task, settings, "gradient_checkpointing"):
+                raise BadInput("there is no estimate for torch_compile with gradient_checkpointing")
             # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for it.
             compile_regions_deepspeed(model)
         activations = tuple(
