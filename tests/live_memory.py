@@ -11,7 +11,7 @@ import torch
 
 from carbonopt.train import forked_rank, training_loop
 from carbonopt.train.forked_rank import unfit
-from carbonopt.train.models.memory_probe import LiveMemory
+from carbonopt.train.models.live_memory import LiveMemory
 
 __all__ = ["run", "unfit"]
 

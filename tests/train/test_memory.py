@@ -18,7 +18,8 @@ from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.spec.model_memory import MemorySpec
 from carbonopt.study.study_file import load_study
 from carbonopt.train.models import memory_probe
-from carbonopt.train.models.memory_probe import LiveMemory, expected_memory
+from carbonopt.train.models.live_memory import LiveMemory
+from carbonopt.train.models.memory_probe import expected_memory
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.token_loss import token_nll
 

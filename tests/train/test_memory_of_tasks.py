@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.train.models.memory_probe import LiveMemory
+from carbonopt.train.models.live_memory import LiveMemory
 from carbonopt.train.tasks.task import task_for
 from carbonopt.train.tasks.trainer_task import ExampleTask
 

@@ -12,8 +12,7 @@ import math
 import os
 import sys
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils.other import compile_regions_deepspeed
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig, Trainer, TrainingArguments
 
@@ -35,21 +33,17 @@ from carbonopt.spec.model_memory import (
     MemoryProfile,
     MemorySpec,
     ModelMemory,
-    Moment,
 )
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Range, Space, values_of
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.models import model as models
+from carbonopt.train.models.live_memory import MOST_S, LiveMemory
 from carbonopt.train.optim import muon
 from carbonopt.train.tasks.task import SMALLEST_EVAL_BATCH, task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
-# bytes to which PyTorch's CUDACachingAllocator rounds a GPU's allocations
-_ROUNDED_TO = 512
 _ELEMENTS = 2**20  # size of the parameter on which an optimizer is tried
-# time limit for all settings together; a layer in one setting takes 0.07 s
-_MOST_S = 60.0
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CROSS_ENTROPY = F.cross_entropy
 # Errors raised by running a model without numbers, where its code or a library's looks at numbers
@@ -58,97 +52,6 @@ _UNRUNNABLE = (
     ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError,
     AssertionError, ImportError, ZeroDivisionError,
 )  # fmt: skip
-
-
-class LiveMemory(TorchDispatchMode):
-    """A mode that counts the storages made by operations until they are freed."""
-
-    def __init__(self, masked: bool = False, until: float = math.inf) -> None:
-        """Start with empty counts.
-
-        Args:
-            masked: Whether the task masks attention, see `TrainerTask.masks_attention`.
-            until: A time of `time.monotonic`; operations after it raise BadInput.
-        """
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._masked, self._until = masked, until
-        self._in_kernel = False
-        self.begin(())
-
-    @property
-    def moments(self) -> tuple[Moment, ...]:
-        """The moments that no other exceeds in both bytes and gradients, by gradient elements."""
-        kept: list[Moment] = []
-        for gradients, most in sorted(self._most.items(), reverse=True):
-            if not kept or most > kept[-1].activation_bytes:
-                kept.append(Moment(activation_bytes=most, gradient_elements=gradients))
-        return tuple(reversed(kept))
-
-    def begin(self, uncounted: Iterable[Tensor]) -> None:
-        """Reset the counts; storages of the `uncounted` tensors are not counted."""
-        self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in uncounted}
-        self.live_bytes = self._gradients = self.peak_bytes = 0
-        self._most: dict[int, int] = {}  # most live bytes for each number of gradient elements
-
-    def gradient_is_made(self, parameter: Tensor) -> None:
-        """Count a parameter's gradient as a gradient and no longer as an activation."""
-        assert parameter.grad is not None
-        storage = parameter.grad.untyped_storage()._cdata
-        self.live_bytes -= self._bytes.get(storage, 0)
-        self._bytes[storage] = 0
-        self._gradients += parameter.numel()
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return whether torch's compiler may work while this mode is entered."""
-        return True
-
-    @contextmanager
-    def one_kernel(self) -> Iterator[None]:
-        """Treat the operations within as one compiled kernel.
-
-        Tensors that are made and freed within never exist, as in a kernel made by torch's compiler.
-        """
-        before, self._in_kernel = self._in_kernel, True
-        try:
-            yield
-        finally:
-            self._in_kernel = before
-        self._note()
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if operation is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            # Models check whether a mask is true everywhere, or whether all positions are
-            # consecutive; if so, they need no mask.
-            return not self._masked
-        if time.monotonic() > self._until:
-            raise BadInput(f"it takes longer than {_MOST_S:g} s")
-        made = operation(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
-                self.count(tensor)
-        return made
-
-    def count(self, tensor: Tensor) -> None:
-        """Count a tensor's storage, once, until it is freed."""
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._bytes:
-            return
-        self._bytes[storage._cdata] = size = -(-storage.nbytes() // _ROUNDED_TO) * _ROUNDED_TO
-        weakref.finalize(storage, self._free, storage._cdata)
-        self.live_bytes += size
-        self._note()
-
-    def _note(self) -> None:
-        if self._in_kernel:
-            return
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        self._most[self._gradients] = max(self._most.get(self._gradients, 0), self.live_bytes)
-
-    def _free(self, storage: int) -> None:
-        self.live_bytes -= self._bytes.pop(storage, 0)  # absent if it was made before `begin`
 
 
 def _attention(
@@ -286,7 +189,7 @@ def model_memory(
     given["overlapped"] = "overlap_comm"
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
-    until = time.monotonic() + _MOST_S
+    until = time.monotonic() + MOST_S
     with refused(sentence, *_UNRUNNABLE):
         profiles = tuple(
             _profile(

@@ -16,7 +16,7 @@ from carbonopt.spec.space_settings import Space, values_of
 from carbonopt.train import ranks
 from carbonopt.train.failures import ran_out_of_memory, reason, refused
 from carbonopt.train.models import model as models
-from carbonopt.train.models.memory_probe import LiveMemory
+from carbonopt.train.models.live_memory import LiveMemory
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.optim.muon import groups_of
 from carbonopt.train.tasks.trainer_task import TrainerTask

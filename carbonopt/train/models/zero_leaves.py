@@ -16,7 +16,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.trial_spec import ZeroLeaves
 from carbonopt.train.failures import reason
-from carbonopt.train.models.memory_probe import LiveMemory
+from carbonopt.train.models.live_memory import LiveMemory
 from carbonopt.train.models.model import random_model
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
