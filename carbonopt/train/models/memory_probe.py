@@ -38,12 +38,14 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Range, Space, values_of
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.models import model as models
+from carbonopt.train.models.layer_extrapolation import by_layers
 from carbonopt.train.models.live_memory import MOST_S, LiveMemory
 from carbonopt.train.optim import muon
 from carbonopt.train.tasks.task import SMALLEST_EVAL_BATCH, task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _ELEMENTS = 2**20  # size of the parameter on which an optimizer is tried
+_MOST_COMPILED = 10_000  # versions of a function's code, more than a study has settings
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CROSS_ENTROPY = F.cross_entropy
 # Errors raised by running a model without numbers, where its code or a library's looks at numbers
@@ -237,24 +239,13 @@ def _profile(
     task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...],
     eval_size: int | None, folder: PreparedFolder | None, until: float,
 ) -> MemoryProfile:  # fmt: skip
-    live = LiveMemory(task.masks_attention, until)
-    with _as_on_a_gpu(live):
-        model = _model(task, config, settings)
-        compiles = bool(_setting(task, settings, "torch_compile"))
-        if compiles or settings["output_layer"] not in (None, "standard"):
-            # A process compiles at most eight versions of one function's code and runs the ninth
-            # uncompiled.
-            torch._dynamo.reset()  # type: ignore[no-untyped-call]
-        if compiles:
-            if _setting(task, settings, "gradient_checkpointing"):
-                raise BadInput("there is no estimate for torch_compile with gradient_checkpointing")
-            # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for it.
-            compile_regions_deepspeed(model)
-        activations = tuple(
-            _activations(task, model, live, size, eval_size, compiles, folder) for size in sizes
-        )
+    model = _model(task, config, settings)
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     hidden = [torch.empty(matrix.shape, device="meta") for matrix in muon.hidden_matrices(model)]
+
+    def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
+        return _passes(task, config, settings, sizes, eval_size, folder, until)
+
     return MemoryProfile(
         settings=settings,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -263,8 +254,34 @@ def _profile(
         hidden_parameters=sum(matrix.numel() for matrix in hidden),
         muon_step_bytes=_muon_step_bytes(hidden),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
-        activations=activations,
+        activations=tuple(by_layers(config, sum(trained), passes) or passes(config)[1]),
     )
+
+
+def _passes(
+    task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...],
+    eval_size: int | None, folder: PreparedFolder | None, until: float,
+) -> tuple[int, list[Activations]]:  # fmt: skip
+    """Return the trained parameters of a model, and its activation memory for each micro batch."""
+    live = LiveMemory(task.masks_attention, until)
+    with _as_on_a_gpu(live):
+        model = _model(task, config, settings)
+        compiles = bool(_setting(task, settings, "torch_compile"))
+        if compiles or settings["output_layer"] not in (None, "standard"):
+            # A process otherwise compiles at most eight versions of one function's code and runs
+            # the ninth uncompiled.
+            torch._dynamo.config.recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
+            torch._dynamo.config.accumulated_recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
+        if compiles:
+            if _setting(task, settings, "gradient_checkpointing"):
+                raise BadInput("there is no estimate for torch_compile with gradient_checkpointing")
+            # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for it.
+            compile_regions_deepspeed(model)
+        activations = [
+            _activations(task, model, live, size, eval_size, compiles, folder) for size in sizes
+        ]
+    trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
+    return trained, activations
 
 
 def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]) -> Any:
