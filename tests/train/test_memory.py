@@ -146,7 +146,7 @@ def test_the_last_of_many_compiled_settings_is_compiled_like_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten profiles in one process: torch runs the ninth version of a layer's code uncompiled."""
-    monkeypatch.setattr(memory_probe, "_MOST_S", 600.0)  # ten compilations beside other tests
+    monkeypatch.setattr(memory_probe, "MOST_S", 600.0)  # ten compilations beside other tests
     settings = {"torch_compile": True, "precision": "bf16", "micro_batch_size_per_gpu": 8}
     small = {
         **WORKLOAD,

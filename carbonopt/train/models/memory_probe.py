@@ -246,6 +246,7 @@ def _profile(
     def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
         return _passes(task, config, settings, sizes, eval_size, folder, until)
 
+    activations = by_layers(config, sum(trained), passes) or passes(config)[1]
     return MemoryProfile(
         settings=settings,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -254,7 +255,7 @@ def _profile(
         hidden_parameters=sum(matrix.numel() for matrix in hidden),
         muon_step_bytes=_muon_step_bytes(hidden),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
-        activations=tuple(by_layers(config, sum(trained), passes) or passes(config)[1]),
+        activations=tuple(activations),
     )
 
 
