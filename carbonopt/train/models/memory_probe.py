@@ -246,7 +246,9 @@ def _profile(
     def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
         return _passes(task, config, settings, sizes, eval_size, folder, until)
 
-    activations = by_layers(config, sum(trained), passes) or passes(config)[1]
+    compiles = bool(_setting(task, settings, "torch_compile"))
+    by_rule = None if compiles else by_layers(config, sum(trained), passes)
+    activations = by_rule or passes(config)[1]
     return MemoryProfile(
         settings=settings,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -267,15 +269,16 @@ def _passes(
     live = LiveMemory(task.masks_attention, until)
     with _as_on_a_gpu(live):
         model = _model(task, config, settings)
-        compiles = bool(_setting(task, settings, "torch_compile"))
-        if compiles or settings["output_layer"] not in (None, "standard"):
+        if settings["output_layer"] not in (None, "standard"):
             # A process otherwise compiles at most eight versions of one function's code and runs
             # the ninth uncompiled.
             torch._dynamo.config.recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
             torch._dynamo.config.accumulated_recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
-        if compiles:
+        if compiles := bool(_setting(task, settings, "torch_compile")):
             if _setting(task, settings, "gradient_checkpointing"):
                 raise BadInput("there is no estimate for torch_compile with gradient_checkpointing")
+            # What the compiler keeps of a layer can depend on what it has compiled before.
+            torch._dynamo.reset()  # type: ignore[no-untyped-call]
             # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for it.
             compile_regions_deepspeed(model)
         activations = [
