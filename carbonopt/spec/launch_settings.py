@@ -303,7 +303,7 @@ class HostfileLaunch(_Training):
     # the hosts of the hostfile, read with the study file
     hosts: tuple[Host, ...] = Field(min_length=1, max_length=MOST_HOSTS)
     device: Literal["gpu", "cpu"] = "gpu"
-    """What a slot is: `gpu`, or `cpu` for ranks on the CPU."""
+    """The kind of slots: `gpu`, or `cpu` for ranks on the CPU."""
 
     nodes_per_trial: int | None = Field(default=None, ge=1)
     """Machines of one trial; must divide their number. Trials run side by side. Left out: a trial
