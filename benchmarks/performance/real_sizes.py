@@ -1,13 +1,13 @@
 """What a token costs at the sizes that people fine-tune: OPT-1.3B, Llama 7B and T5-large.
 
     python benchmarks/performance/real_sizes.py FOLDER MODEL [--gpus N] [--steps 20]
-        [--set DIMENSION=VALUE,VALUE ...] [--fsdp]
+        [--set DIMENSION=VALUE,VALUE ...]
 
 Trains random weights of the true shapes, which compute as trained ones do, on random bytes. Each
 combination of the values is a trial. Energy is by the GPUs' own counters, over the steps after the
 first. Prints a table: tokens (padding included) a second of all GPUs, energy a token, share of the
-GPUs' dense bf16 peak, and memory, estimated and measured. With --fsdp, a plain FSDP2 loop of the
-same batch runs afterwards.
+GPUs' dense bf16 peak, and memory, estimated and measured. The weights stay in FOLDER/MODEL, where
+fsdp2.py can read them.
 """
 
 import argparse
@@ -50,6 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_heads": 16,
         "vocab_size": 32128,
         "eos_token_id": 256,  # the byte tokenizer's
+        "decoder_start_token_id": 0,
     },
 }
 
@@ -61,7 +62,6 @@ def main() -> None:
     parser.add_argument("--gpus", type=common.at_least(1), default=1)
     parser.add_argument("--steps", type=common.at_least(2), default=20)
     parser.add_argument("--set", nargs="+", default=[], metavar="DIMENSION=VALUES")
-    parser.add_argument("--fsdp", action="store_true")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     space = {
@@ -151,11 +151,6 @@ def measure(options: argparse.Namespace, space: dict[str, Any]) -> None:
     print("| --- | --- " + "| ---: " * 8 + "|")
     for record in common.records(run):
         print(of_trial(options, record, varied, estimates), flush=True)
-    if options.fsdp:
-        sizes = [str(space["micro_batch_size_per_gpu"]), str(LENGTH)]
-        program = [str(Path(__file__).with_name("fsdp2.py")), str(weights), *sizes]
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        subprocess.run([*launch, f"--nproc-per-node={options.gpus}", *program], check=True)
 
 
 def of_trial(
@@ -195,8 +190,6 @@ def save(name: str, folder: str) -> None:
 
     fields = dict(MODELS[name])
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    if name == "t5-large":
-        config.decoder_start_token_id = 0
     auto = AutoModelForSeq2SeqLM if name == "t5-large" else AutoModelForCausalLM
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):

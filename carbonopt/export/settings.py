@@ -211,10 +211,13 @@ def _warmup_ratio(config: StudyConfig, record: TrialRecord) -> float | None:
     return given if 0 < given < 1 else None
 
 
-def deepspeed_settings(config: StudyConfig, record: TrialRecord, own: str | None) -> str:
+def deepspeed_settings(
+    config: StudyConfig, record: TrialRecord, prepared: Prepared | None, own: str | None
+) -> str:
     """Return ds_config.json: the trial's own, or one made from its parameters.
 
     Args:
+        prepared: what the preparation found, which includes the model's blocks for ZeRO 3.
         own: the text of the trial's own file; None: it is gone.
 
     Raises:
@@ -224,7 +227,10 @@ def deepspeed_settings(config: StudyConfig, record: TrialRecord, own: str | None
     if own is None:
         assert config.workload is not None
         made = deepspeed_config(
-            TrainingParams.of(record.params), config.workload, bool(config.launch.gpus)
+            TrainingParams.of(record.params),
+            config.workload,
+            bool(config.launch.gpus),
+            None if prepared is None else prepared.zero_leaves,
         )
         return json.dumps(made, indent=2) + "\n"
     with suppress(ValueError, RecursionError):

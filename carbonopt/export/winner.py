@@ -117,7 +117,9 @@ def winner_files(
     own, zero3 = (given or {}).get(settings.DEEPSPEED_CONFIG), record.params.zero_stage == 3
     return {
         **texts,
-        settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(data.config, record, own),
+        settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(
+            data.config, record, data.prepared, own
+        ),
         rerun.WORKLOAD: settings.workload(study, record, data.prepared, needed),
         ACCELERATE: settings.filled(
             ACCELERATE, RANKS=record.params.world_size, ZERO3=str(zero3).lower()

@@ -175,6 +175,9 @@ def test_two_ranks_with_zero_3(tmp_path):
     assert yaml.safe_load(rerun.files["workload.yaml"])["dataset"]["train_files"] == [
         "data/my $ data.jsonl"
     ]
+    # The model's blocks are among DeepSpeed's settings, also where the trial's own file is gone.
+    assert "GPT2Block" in rerun.files["ds_config.json"]
+    assert winner_files(rerun.data, recommend(rerun.data)) == rerun.files
 
     done = rerun.started("sh", f"{rerun.folder}/run.sh")
     (sentence,) = done.stderr.splitlines()

@@ -77,7 +77,10 @@ def extended(few: Activations, more: Activations, layers: int) -> Activations | 
     repeated, rest = divmod(len(known) - len(points), MORE - FEW)
     bytes_a_layer, rest_bytes = divmod(known[0][0] - points[0][0], MORE - FEW)
     gradients_a_layer, rest_gradients = divmod(known[-1][1] - points[-1][1], MORE - FEW)
-    if repeated < 1 or rest or rest_bytes or rest_gradients:
+    evaluation_a_layer, rest_evaluation = divmod(
+        more.evaluation_bytes - few.evaluation_bytes, MORE - FEW
+    )
+    if repeated < 1 or rest or rest_bytes or rest_gradients or rest_evaluation:
         return None
 
     def by_rule(head: int, count: int) -> list[Point]:
@@ -105,7 +108,6 @@ def extended(few: Activations, more: Activations, layers: int) -> Activations | 
     head = next((head for head in heads if by_rule(head, MORE) == known), None)
     if head is None:
         return None
-    evaluation_a_layer = (more.evaluation_bytes - few.evaluation_bytes) // (MORE - FEW)
     return Activations(
         micro_batch_size=few.micro_batch_size,
         moments=tuple(

@@ -5,6 +5,7 @@ than a small GPU kernel does.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -101,13 +102,15 @@ def _untrained(
         task.largest_loss(model, 1, folder=folder)
     for hook in hooks:
         hook.remove()
-    owners = [id(parameter) for part in model.modules() for parameter in part._parameters.values()]
+    owners = Counter(
+        id(parameter) for part in model.modules() for parameter in part._parameters.values()
+    )
     return [
         leaf
         for leaf, count in calls.items()
         if count != 1
         or leaf in without_gradient
-        or any(owners.count(id(parameter)) > 1 for parameter in leaf.parameters())
+        or any(owners[id(parameter)] > 1 for parameter in leaf.parameters())
     ]
 
 
