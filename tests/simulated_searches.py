@@ -76,9 +76,10 @@ class Simulated:
             study.enqueue_trial(dict(self.start))
         best_kwh: float | None = None
         for number in range(self.trials or len(self.configurations)):
-            if (why := strategy.why_ended(study.trials, number)) is not None:
-                return Ended(self, study.trials, why)
-            study.sampler = strategy.sampler(study.trials, number)
+            plan = strategy.plan(study.trials, number)
+            if plan.why_ended is not None:
+                return Ended(self, study.trials, plan.why_ended)
+            study.sampler = plan.sampler
             trial = study.ask(strategy.distributions)
             record = self._record(number, trial.params, space.params(trial.params), best_kwh)
             trial.set_user_attr("record", record.as_json())
@@ -96,7 +97,7 @@ class Simulated:
                     if failed
                     else optuna.trial.TrialState.PRUNED,
                 )
-        return Ended(self, study.trials, strategy.why_ended(study.trials, len(study.trials)))
+        return Ended(self, study.trials, strategy.plan(study.trials, len(study.trials)).why_ended)
 
     @property
     def configurations(self) -> list[dict[str, Any]]:

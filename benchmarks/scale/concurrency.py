@@ -108,15 +108,15 @@ class Search:
         for other in running:
             other.trial.set_user_attr("record", other.at(now_s).as_json())
         trials, number = self.study.trials, len(self.study.trials)
-        if self.strategy.why_ended(trials, number) is not None:
+        plan = self.strategy.plan(trials, number)
+        if plan.why_ended is not None:
             return None
-        self.study.sampler = self.strategy.sampler(trials, number)
+        self.study.sampler = plan.sampler
         trial = self.study.ask(self.strategy.distributions)
         params = self.space.params(trial.params)
-        met = self.strategy.trials_meeting_target(trials, number)
-        caps = [trials[number].user_attrs["record"]["emissions_kg_co2e"] for number in met]
+        caps = [trials[other].user_attrs["record"]["emissions_kg_co2e"] for other in plan.meeting]
         rules = Rules(
-            should_prune=self.strategy.pruning_rule(trials, number, params),
+            should_prune=plan.pruning_rule(params),
             audit=False,
             cap_kg_co2e=min((cap for cap in caps if cap is not None), default=None),
             emissions_kg_co2e=lambda kwh: kwh,

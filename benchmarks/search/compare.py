@@ -31,7 +31,7 @@ from carbonopt.core.quality import PERPLEXITY, QUALITIES, Target
 from carbonopt.core.trial import Phase, StopReason, TrialState
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import RecordedRun, ReplayEngine, read_table
-from carbonopt.search.strategy import Strategy, distributions
+from carbonopt.search.strategy import Strategy
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.trial_spec import TrialSpec
@@ -215,17 +215,16 @@ def carbon(
     while True:
         number = len(study.get_trials(deepcopy=False))
         began = time.perf_counter()
-        if strategy.why_ended(study.trials, number) is not None:
+        plan = strategy.plan(study.trials, number)
+        if plan.why_ended is not None:
             return
-        study.sampler = strategy.sampler(study.trials, number)
-        trial = study.ask(distributions(space))
+        study.sampler = plan.sampler
+        trial = study.ask(strategy.distributions)
         seconds = time.perf_counter() - began
         params = space.params(trial.params)
         spec = replayed_spec(number, params)
         rules = Rules(
-            should_prune=(
-                strategy.pruning_rule(study.trials, number, params) if sampler == "carbon" else None
-            ),
+            should_prune=plan.pruning_rule(params) if sampler == "carbon" else None,
             audit=False,
             cap_kg_co2e=best_kwh if goal == "recommend" else None,
             emissions_kg_co2e=lambda kwh: kwh,

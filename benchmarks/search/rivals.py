@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from scipy.special import log_ndtr
 
 from carbonopt.core.arrays import Array
-from carbonopt.search.strategy import INNER
+from carbonopt.search.inner_samplers import INNER
 
 START = 5  # random runs before a model is fitted
 

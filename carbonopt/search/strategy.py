@@ -2,19 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
-from optuna.study import Study
+from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
@@ -22,38 +16,32 @@ from carbonopt.analysis.confirmation import refuted
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import count_text, energy_text
 from carbonopt.core.trial import EvalPoint, Forecast, Kernels, StopReason, TrialRecord
-from carbonopt.search.candidates import Distributions, draw, movable
+from carbonopt.search.candidates import Values, draw, movable
+from carbonopt.search.inner_samplers import (
+    GivenValuesSampler,
+    Trials,
+    ValidSampler,
+    all_run,
+    distributions,
+    next_of_grid,
+)
 from carbonopt.search.observation import of_evaluations, of_probe
 from carbonopt.search.probe_plan import Probing
 from carbonopt.search.proposal import LEAST_CHANCE, LEAST_SAVING
 from carbonopt.search.pruning import forecast_of_miss
 from carbonopt.search.sampler import CarbonSampler, Left, NextTrial
-from carbonopt.space.search_space import SearchSpace, is_integer
-from carbonopt.spec.space_settings import Choices
+from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.study_config import StudyConfig
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would break the live display
 
-Trials = Sequence[FrozenTrial]
 # Called with a trial's evaluations and its number of steps.
 PruningRule = Callable[[Sequence[EvalPoint], int], Forecast | None]
 _AUDIT = 1  # keeps the draws of audits apart from those of proposals
-# How often the inner sampler is asked before a random valid configuration is taken. One that has
-# settled on a region where nothing new can exist would be asked for ever, and a Gaussian process is
-# fitted anew each time.
-ATTEMPTS, RANDOM_ATTEMPTS = 8, 50
-INNER: dict[str, Callable[..., BaseSampler]] = {
-    "tpe": partial(TPESampler, multivariate=True),
-    "nsga2": partial(NSGAIISampler, population_size=10),
-    "gp": partial(GPSampler, n_startup_trials=10),
-    "random": RandomSampler,
-}
 
 
 class Strategy:
-    """The search strategy of one study.
-
-    Its methods expect `trials` to be all of the study's trials.
+    """The search strategy of one study; `plan` has its answers about one trial.
 
     Args:
         memory_gib: memory of one device; None where it is not known.
@@ -69,21 +57,21 @@ class Strategy:
         earlier: Sequence[Sequence[FrozenTrial]] = (),
         advised: Mapping[str, float] | None = None,
     ) -> None:
-        self._config, self._space = config, space
+        self.config, self.space = config, space
         self.distributions = distributions(space)
-        self._movable = movable(self.distributions)
+        self.movable = movable(self.distributions)
         any_rng = np.random.default_rng(0)  # any will do, since there is a single value to draw
         self._single = {
             name: draw(dist, any_rng) for name, dist in self.distributions.items() if dist.single()
         }
-        self._carbon = CarbonSampler(
+        self.carbon = CarbonSampler(
             config.quality,
             config.target.value,
             goal=config.search.goal,
-            valid=lambda values: space.rule_broken({**self._single, **values}) is None,
+            valid=lambda values: space.rule_broken(self.with_single(values)) is None,
             listed=space.combinations,
             canonical=space.canonical,
-            complete=lambda values: space.params({**self._single, **values}).model_dump(
+            complete=lambda values: space.params(self.with_single(values)).model_dump(
                 exclude_none=True
             ),
             affects=config.search.space.affects(),
@@ -93,46 +81,54 @@ class Strategy:
             learn_from=earlier,
             seed=config.search.seed,
         )
-        self._probes: list[TrialRecord] = []
-        self._proposes = config.search.sampler == "carbon" and bool(self._movable)
-        # All answers about one trial come from one plan. It takes long to make, so it is kept, with
-        # the trial's number, until another number is asked for or the probes change.
-        self._planned: tuple[int, NextTrial] | None = None
+        self.proposes = config.search.sampler == "carbon" and bool(self.movable)
 
-    def learn(self, probes: Sequence[TrialRecord]) -> None:
-        """Replace the probes that proposals are based on by these, which must be all there are."""
-        self._probes, self._planned = list(probes), None
+    def with_single(self, values: Values) -> dict[str, Any]:
+        """Return these values with those of the dimensions that have a single one."""
+        return {**self._single, **values}
 
-    def choose_probe(self, trials: Trials, number: int) -> TrialParams | None:
-        """Return what to measure by a few steps before trial `number` is proposed.
+    def plan(self, trials: Trials, number: int, probes: Sequence[TrialRecord] = ()) -> "TrialPlan":
+        """Plan trial `number`.
 
-        None means that no probe is worth it.
+        Args:
+            trials: All of the study's trials; trial `number` is among them if it has begun.
+            probes: The records of all of the study's probes.
         """
-        if not self._proposes or _waits(trials):
-            return None
-        values = self._next_trial(trials, number).probe_values
-        return None if values is None else self._space.params({**self._single, **values})
+        return TrialPlan(self, trials, number, probes)
 
-    def why_ended(self, trials: Trials, number: int) -> str | None:
-        """Say why no further trial is worth it; None if trial `number` is."""
-        if _waits(trials):
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """What the search says of one trial, before the trial begins and while it runs.
+
+    All answers come from one proposal. It takes seconds where a study has hundreds of trials, so
+    that it is made when an answer first needs it.
+    """
+
+    strategy: Strategy
+    trials: Trials
+    number: int
+    probes: Sequence[TrialRecord]
+
+    @cached_property
+    def why_ended(self) -> str | None:
+        """Why this trial is not worth it, in words; None if it is."""
+        strategy, budget = self.strategy, self.strategy.config.budget
+        if self._waits:
             return None  # a waiting trial, interrupted or the study's start, is chosen already
-        if _all_run(trials, self._space):
+        if all_run(self.trials, strategy.space):
             return "every configuration of the search space has been run"
-        if not self._proposes:
+        if not strategy.proposes:
             return None
-        plan, budget = self._next_trial(trials, number), self._config.budget
-        if plan.values is None:
-            return _nothing_left(plan.left)
-        if budget.until is None or plan.proposal is None:
+        if self._next_trial.values is None:
+            return _nothing_left(self._next_trial.left)
+        proposal = self._next_trial.proposal
+        if budget.until is None or proposal is None:
             return None
-        cost_kwh, gain_kwh = (
-            plan.proposal.expected_cost,
-            plan.proposal.expected_gain * budget.reuses,
-        )
-        if plan.proposal.reachable == 0 and math.isinf(gain_kwh):
+        cost_kwh, gain_kwh = proposal.expected_cost, proposal.expected_gain * budget.reuses
+        if proposal.reachable == 0 and math.isinf(gain_kwh):
             return "converged: no configuration is expected to meet the target"
-        if plan.proposal.reachable == 0:
+        if proposal.reachable == 0:
             return (
                 "converged: no other configuration is expected to meet the target with less energy"
             )
@@ -142,85 +138,93 @@ class Strategy:
         saves = f"to save {energy_text(gain_kwh)} in {runs} of what is recommended"
         return f"converged: another trial is expected to cost {energy_text(cost_kwh)} and {saves}"
 
-    def sampler(self, trials: Trials, number: int) -> BaseSampler:
-        """Return the sampler that proposes trial `number`."""
-        name, seed = self._config.search.sampler, self._config.search.seed
+    @property
+    def probe(self) -> TrialParams | None:
+        """What to measure by a few steps before the trial is proposed; None: nothing."""
+        if not self.strategy.proposes or self._waits or self._next_trial.probe_values is None:
+            return None
+        return self.strategy.space.params(self.strategy.with_single(self._next_trial.probe_values))
+
+    @property
+    def sampler(self) -> BaseSampler:
+        """The sampler that proposes the trial."""
+        strategy = self.strategy
+        name, seed = strategy.config.search.sampler, strategy.config.search.seed
         if name == "grid":
             return GivenValuesSampler(
-                _next_of_grid(trials, self._space, seed, number), self.distributions
+                next_of_grid(self.trials, strategy.space, seed, self.number), strategy.distributions
             )
-        if not self._proposes:
+        if not strategy.proposes:
             return ValidSampler(
-                "random" if name == "carbon" else name, self._space, seed, number, trials
+                "random" if name == "carbon" else name,
+                strategy.space,
+                seed,
+                self.number,
+                self.trials,
             )
-        values = self._next_trial(trials, number).values
+        values = self._next_trial.values
         return GivenValuesSampler(
-            {} if values is None else {**self._single, **values}, self.distributions
+            {} if values is None else strategy.with_single(values), strategy.distributions
         )
 
-    def pruning_rule(self, trials: Trials, number: int, params: TrialParams) -> PruningRule:
-        """Return the rule that says why trial `number` can no longer matter; None while it can."""
-        target, values = self._config.target, params.model_dump(exclude_none=True)
-        quality = self._config.quality
-        target_loss = None if self._config.search.goal == "front" else quality.loss_of(target.value)
-        knowledge = self._next_trial(trials, number).knowledge
+    @property
+    def meeting(self) -> frozenset[int]:
+        """The numbers of the trials known to meet the target before this one begins.
+
+        The lowest emissions among them are the trial's cap. If the answer is to be confirmed, a
+        lucky run does not count: as a cap it would stop trials that can be confirmed.
+        """
+        return self._next_trial.meeting
+
+    @property
+    def audits(self) -> bool:
+        """Whether the trial runs on as an audit even if it should be pruned."""
+        search = self.strategy.config.search
+        draw = np.random.default_rng([search.seed, self.number, _AUDIT]).random()
+        return bool(draw < search.pruning.audit)
+
+    def pruning_rule(self, params: TrialParams) -> PruningRule:
+        """Return the rule that says why the trial can no longer matter; None while it can."""
+        config, values = self.strategy.config, params.model_dump(exclude_none=True)
+        target_loss = (
+            None if config.search.goal == "front" else config.quality.loss_of(config.target.value)
+        )
+        knowledge, number = self._next_trial.knowledge, self.number
 
         def rule(evals: Sequence[EvalPoint], total_steps: int) -> Forecast | None:
-            return forecast_of_miss(
-                knowledge, of_evaluations(number, values, evals, total_steps, quality), target_loss
-            )
+            own = of_evaluations(number, values, evals, total_steps, config.quality)
+            return forecast_of_miss(knowledge, own, target_loss)
 
         return rule
 
-    def trials_meeting_target(self, trials: Trials, number: int) -> frozenset[int]:
-        """Return the numbers of the trials known to meet the target before trial `number` begins.
+    @property
+    def _waits(self) -> bool:
+        return any(trial.state == OptunaState.WAITING for trial in self.trials)
 
-        The lowest emissions among them are that trial's cap. If the answer is to be confirmed, a
-        lucky run does not count: as a cap it would stop trials that can be confirmed.
-        """
-        return self._next_trial(trials, number).meeting
-
-    def audits(self, number: int) -> bool:
-        """Return whether trial `number` runs on as an audit even if it should be pruned."""
-        draw = np.random.default_rng([self._config.search.seed, number, _AUDIT]).random()
-        return bool(draw < self._config.search.pruning.audit)
-
-    def _next_trial(self, trials: Trials, number: int) -> NextTrial:
-        """Plan trial `number` after these trials; it is among them if it has begun."""
-        if self._planned is None or self._planned[0] != number:
-            others = [trial for trial in trials if trial.number != number]
-            records = (
-                trial.user_attrs["record"] for trial in others if "record" in trial.user_attrs
-            )
-            missed = refuted(map(TrialRecord.from_json, records), self._config)
-            probes = [
-                observation
-                for record in self._probes
-                if (observation := of_probe(record)) is not None
-            ]
-            if self._proposes:
-                plan = self._carbon.plan(
-                    others, self._movable, number, missed, probes, self._probing
-                )
-            else:
-                knowledge = self._carbon.knowledge(others, self._movable, probes)
-                meeting = frozenset(
-                    trial.number for trial in self._carbon.meeting(knowledge, missed)
-                )
-                plan = NextTrial(
-                    None, None, knowledge, None, Left(untried=0, is_all=False), meeting
-                )
-            self._planned = (number, plan)
-        return self._planned[1]
+    @cached_property
+    def _next_trial(self) -> NextTrial:
+        carbon, movable = self.strategy.carbon, self.strategy.movable
+        others = [trial for trial in self.trials if trial.number != self.number]
+        records = (trial.user_attrs["record"] for trial in others if "record" in trial.user_attrs)
+        missed = refuted(map(TrialRecord.from_json, records), self.strategy.config)
+        probes = [
+            observation for record in self.probes if (observation := of_probe(record)) is not None
+        ]
+        if self.strategy.proposes:
+            return carbon.plan(others, movable, self.number, missed, probes, self._probing)
+        knowledge = carbon.knowledge(others, movable, probes)
+        meeting = frozenset(trial.number for trial in carbon.meeting(knowledge, missed))
+        return NextTrial(None, None, knowledge, None, Left(untried=0, is_all=False), meeting)
 
     @property
     def _probing(self) -> Probing | None:
         """The study's knowledge of its probes; None if it makes none."""
-        if not self._config.probes or self._config.search.goal != "recommend":
+        config = self.strategy.config
+        if not config.probes or config.search.goal != "recommend":
             return None
         ended = [
             record
-            for record in self._probes
+            for record in self.probes
             if record.stop_reason is StopReason.PROBE and record.step_kwh
         ]
         compiled = (
@@ -229,26 +233,7 @@ class Strategy:
             if record.kernels is Kernels.COMPILED
         )
         without_kwh = sum(record.spent_kwh for record in ended) - sum(compiled)
-        return Probing(self._config.budget.reuses, without_kwh / len(ended) if ended else None)
-
-
-def distributions(space: SearchSpace) -> Distributions:
-    """Return the free dimensions as Optuna distributions."""
-    by_name: Distributions = {}
-    for name, domain in space.space.free().items():
-        if isinstance(domain, Choices):
-            by_name[name] = CategoricalDistribution(domain.choices)
-        elif is_integer(name, domain):
-            by_name[name] = IntDistribution(
-                int(domain.low), int(domain.high), domain.log, int(domain.step or 1)
-            )
-        else:
-            by_name[name] = FloatDistribution(domain.low, domain.high, domain.log, domain.step)
-    return by_name
-
-
-def _waits(trials: Trials) -> bool:
-    return any(trial.state == OptunaState.WAITING for trial in trials)
+        return Probing(config.budget.reuses, without_kwh / len(ended) if ended else None)
 
 
 def _nothing_left(left: Left) -> str:
@@ -271,99 +256,3 @@ def _nothing_left(left: Left) -> str:
     if left.unlikely_to_fit:
         why += f"; {left.unlikely_to_fit} more are unlikely to fit in memory"
     return f"{why}; left out: {failed}" if left.failed else why
-
-
-def _all_run(trials: Trials, space: SearchSpace) -> bool:
-    """Return whether every configuration of a finite space has been run or is running."""
-    names = list(space.space.free())
-    run = {_key(names, trial.params) for trial in trials if trial.params or not names}
-    return space.combinations is not None and all(
-        _key(names, values) in run for values in space.combinations
-    )
-
-
-def _next_of_grid(
-    trials: Trials, space: SearchSpace, seed: int, trial_number: int
-) -> dict[str, Any]:
-    """Return the next combination of the grid that has not been run.
-
-    The grid has every combination that can exist once, in an order drawn from the seed, since a GPU
-    drifts as it warms up. The result is empty only for an interrupted trial that is asked for
-    again, with its own values already set.
-    """
-    run = [trial.params for trial in trials if trial.number != trial_number]
-    combinations = space.combinations or []
-    order = np.random.default_rng(seed).permutation(len(combinations)).tolist()
-    return next(
-        (dict(combinations[index]) for index in order if combinations[index] not in run), {}
-    )
-
-
-class GivenValuesSampler(BaseSampler):
-    """A sampler that proposes the values that it is given, one for each of the dimensions."""
-
-    def __init__(self, values: Mapping[str, Any], distributions: Distributions) -> None:
-        self._values, self._distributions = values, distributions
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
-        return self._distributions
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: Distributions
-    ) -> dict[str, Any]:
-        return dict(self._values)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, _: BaseDistribution
-    ) -> Any:
-        raise AssertionError(f"{param_name} was not given")
-
-
-class ValidSampler(GivenValuesSampler):
-    """A sampler that asks one of Optuna's samplers until its proposal can exist and is new.
-
-    Optuna's samplers know no constraint that joins dimensions, and TPE proposes failed and known
-    configurations again. Training here is deterministic, so that a repeat would cost its energy for
-    nothing. The sampler is seeded by the study's seed and the trial's number, so that an
-    interrupted study proposes what the uninterrupted one would have.
-    """
-
-    def __init__(
-        self, name: str, space: SearchSpace, seed: int, trial_number: int, trials: Trials
-    ) -> None:
-        super().__init__({}, distributions(space))
-        self._space, self._trials, self._seed = (
-            space,
-            trials,
-            int(np.random.default_rng([seed, trial_number]).integers(2**31)),
-        )
-        self._inner = INNER[name](seed=self._seed)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: Distributions
-    ) -> dict[str, Any]:
-        names = list(search_space)
-        known = {
-            _key(names, other.params) for other in self._trials if other.number != trial.number
-        }
-        # Single-valued distributions hold nothing to learn from, and some samplers refuse them.
-        searched = movable(search_space)
-        for sampler in [self._inner] * ATTEMPTS + [
-            RandomSampler(seed=self._seed)
-        ] * RANDOM_ATTEMPTS:
-            values = sampler.sample_relative(study, trial, searched)
-            for name, distribution in search_space.items():
-                if name not in values:
-                    values[name] = sampler.sample_independent(study, trial, name, distribution)
-            values = self._space.canonical(values)
-            if self._space.rule_broken(values) is None and _key(names, values) not in known:
-                return values
-        combinations = self._space.combinations or []
-        left = [values for values in combinations if _key(names, values) not in known]
-        # Nothing new is left only for an interrupted trial that is asked for again, with its own
-        # values already set.
-        return left[int(np.random.default_rng(self._seed).integers(len(left)))] if left else {}
-
-
-def _key(names: list[str], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(values.get(name) for name in names)

@@ -82,9 +82,9 @@ class CheckedStudy:
         """Count, for each prior study, the trials that can be mapped to this study's space."""
         # Imported here, because it takes half a second.
         from carbonopt.search.candidates import movable
+        from carbonopt.search.inner_samplers import distributions
         from carbonopt.search.models.features import comparable
         from carbonopt.search.observation import observe
-        from carbonopt.search.strategy import distributions
 
         searched, quality = movable(distributions(self.space)), self.config.quality
         observed = (

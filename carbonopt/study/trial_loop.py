@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 
@@ -40,6 +40,9 @@ from carbonopt.study.study_checks import CheckedStudy
 from carbonopt.study.trial_runner import TrialRunner, compiles_first, interruption
 from carbonopt.study.trial_watch import begun_record
 from carbonopt.train.tasks.task import task_for
+
+if TYPE_CHECKING:
+    from carbonopt.search.strategy import TrialPlan
 
 # Seconds of steps in a probe. The GPUs' counters tick every 0.1 s; the uncertainty of their energy
 # (tick × power ÷ √6, see docs/measuring.md) is then 2 %.
@@ -84,7 +87,6 @@ class TrialLoop:
             self.session,
             self.checked,
             self.storage,
-            self.strategy,
             self.lease,
             self.account,
             self.budget,
@@ -171,9 +173,7 @@ class TrialLoop:
         """
         self._raise_if_interrupted()
         with self.lease.lock(self._raise_if_interrupted):
-            seen = self.storage.recover(self.lease.remove_dead())
-            self.strategy.learn(seen.data.probes)
-            yield seen
+            yield self.storage.recover(self.lease.remove_dead())
 
     def _raise_if_interrupted(self) -> None:
         if self.interrupted():
@@ -189,8 +189,8 @@ class TrialLoop:
             `_wait` if there is nothing to begin while other workers' runs go on. None: the study
             has ended.
         """
-        storage = self.storage
-        if ended := self._why_ended(seen):
+        storage, plan = self.storage, self._plan(seen)
+        if ended := self._why_ended(seen, plan):
             if not self._queue_repeat(seen.data):
                 if any(
                     run.state is TrialState.RUNNING
@@ -201,13 +201,16 @@ class TrialLoop:
                 remove_outputs(seen.data, self.paths, self.display.warn, ended=True)
                 return None
             seen = storage.snapshot(self.lease.living)  # now has the repeat
+            plan = self._plan(seen)
         elif not self._may_begin(seen):
             return self._wait
-        number = seen.next_number()
-        if (to_probe := self.strategy.choose_probe(seen.trials, number)) is not None:
-            return self._begin_probe(to_probe, PROBE_S, seen)
-        storage.study.sampler = self.strategy.sampler(seen.trials, number)
-        return self._begin_trial(storage.study.ask(self.strategy.distributions), seen)
+        if plan.probe is not None:
+            return self._begin_probe(plan.probe, PROBE_S, seen)
+        storage.study.sampler = plan.sampler
+        return self._begin_trial(storage.study.ask(self.strategy.distributions), seen, plan)
+
+    def _plan(self, seen: Snapshot) -> "TrialPlan":
+        return self.strategy.plan(seen.trials, seen.next_number(), seen.data.probes)
 
     def _may_begin(self, seen: Snapshot) -> bool:
         """Return whether the search may start another trial beside those of other workers."""
@@ -252,7 +255,9 @@ class TrialLoop:
     def _begun_record(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
         return begun_record(spec, self.checked.config.quality, self.lease.worker.id, earlier)
 
-    def _begin_trial(self, optuna_trial: optuna.Trial, seen: Snapshot) -> Callable[[], None]:
+    def _begin_trial(
+        self, optuna_trial: optuna.Trial, seen: Snapshot, plan: "TrialPlan"
+    ) -> Callable[[], None]:
         """Store that a trial begins, and return the function that runs it.
 
         The caller holds the workers' lock.
@@ -279,10 +284,15 @@ class TrialLoop:
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
         record = self._begun_record(spec, earlier)
         self.storage.save_progress(optuna_trial, record)
-        return partial(self._run_trial, optuna_trial, spec, record, seen)
+        return partial(self._run_trial, optuna_trial, spec, record, seen, plan)
 
     def _run_trial(
-        self, optuna_trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
+        self,
+        optuna_trial: optuna.Trial,
+        spec: TrialSpec,
+        record: TrialRecord,
+        seen: Snapshot,
+        plan: "TrialPlan",
     ) -> None:
         if compiles_first(self.checked, spec.params, seen.data):
             with self._locked() as seen:
@@ -290,10 +300,11 @@ class TrialLoop:
                 run_probe = self._begin_probe(spec.params, 0.0, seen)
             run_probe()
             seen = self.storage.snapshot(self.lease.living)
+            plan = self.strategy.plan(seen.trials, spec.number, seen.data.probes)
         self.shown.add(spec.number)
-        self.runner.run_trial(optuna_trial, spec, record, seen)
+        self.runner.run_trial(optuna_trial, spec, record, seen, plan)
 
-    def _why_ended(self, seen: Snapshot) -> str | None:
+    def _why_ended(self, seen: Snapshot, plan: "TrialPlan") -> str | None:
         """Return why the search is over, in words; None while it goes on."""
         trials = self.checked.config.budget.trials
         if trials is not None and seen.finished_count() >= trials:
@@ -301,7 +312,7 @@ class TrialLoop:
         return (
             self.budget.limit_reached(seen.data.spent_kwh())
             or always_the_same_failure(seen.data)
-            or self.strategy.why_ended(seen.trials, seen.next_number())
+            or plan.why_ended
         )
 
     def _queue_repeat(self, data: StudyData) -> bool:

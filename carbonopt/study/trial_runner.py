@@ -29,7 +29,7 @@ from carbonopt.study.trial_rules import Rules
 from carbonopt.study.trial_watch import TrialWatch
 
 if TYPE_CHECKING:
-    from carbonopt.search.strategy import Strategy
+    from carbonopt.search.strategy import TrialPlan
 
 
 @dataclasses.dataclass
@@ -39,7 +39,6 @@ class TrialRunner:
     session: Session
     checked: CheckedStudy  # the session's, with the space that was chosen in the preparation
     storage: StudyStorage
-    strategy: "Strategy"
     lease: Lease
     account: SessionAccount
     budget: StudyBudget
@@ -52,7 +51,12 @@ class TrialRunner:
         self._observers: list[TrialObserver] = [self.session.display, self.session.trackers]
 
     def run_trial(
-        self, optuna_trial: optuna.Trial, spec: TrialSpec, record: TrialRecord, seen: Snapshot
+        self,
+        optuna_trial: optuna.Trial,
+        spec: TrialSpec,
+        record: TrialRecord,
+        seen: Snapshot,
+        plan: "TrialPlan",
     ) -> None:
         """Run a trial that the storage knows of, and store its result.
 
@@ -61,6 +65,7 @@ class TrialRunner:
             spec: What its processes are to do.
             record: Its record, as it begins.
             seen: The study before the trial.
+            plan: What the search says of the trial: its cap, and when to prune it.
 
         Raises:
             StudyInterrupted: If the session was interrupted; the trial will be run again.
@@ -69,7 +74,10 @@ class TrialRunner:
             observer.trial_started(spec)
         log = self.session.paths.trial_log(spec.number, spec.attempt)
         inherited = inherited_files(spec, seen.data)
-        rules, store = self._rules_of_trial(seen, spec), partial(self._store_trial, optuna_trial)
+        rules, store = (
+            self._rules_of_trial(seen, spec, plan),
+            partial(self._store_trial, optuna_trial),
+        )
         record = self._watched(spec, record, log, rules, self._observers, store)
         if inherited is not None:
             record = record.model_copy(update={"inherited_files": inherited.read()})
@@ -167,32 +175,31 @@ class TrialRunner:
             spent_kwh = self.storage.snapshot(self.lease.living).data.spent_kwh()
             self._elsewhere_kwh = spent_kwh - own_kwh
 
-    def _rules_of_trial(self, seen: Snapshot, spec: TrialSpec) -> Rules:
+    def _rules_of_trial(self, seen: Snapshot, spec: TrialSpec, plan: "TrialPlan") -> Rules:
         """Return the rules that may end this trial, with its cap."""
         self._elsewhere_kwh = seen.data.spent_kwh()
-        search, number = self.checked.config.search, spec.number
+        search = self.checked.config.search
         # The start configuration is the baseline, and a repeat shows how much runs differ: both
         # need complete runs to compare.
-        is_baseline = number == 0 and self.checked.start is not None
+        is_baseline = spec.number == 0 and self.checked.start is not None
         to_its_end = spec.repeat_of is not None or is_baseline
         cap_kg_co2e = None
         if search.pruning.cap and search.goal == "recommend" and not to_its_end:
-            meeting = self.strategy.trials_meeting_target(seen.trials, number)
             cap_kg_co2e = min(
                 (
                     record.emissions_kg_co2e
                     for record in seen.data.records
-                    if record.trial in meeting and record.emissions_kg_co2e is not None
+                    if record.trial in plan.meeting and record.emissions_kg_co2e is not None
                 ),
                 default=None,
             )
         should_prune = None
         if search.pruning.target and not to_its_end:
-            should_prune = self.strategy.pruning_rule(seen.trials, number, spec.params)
+            should_prune = plan.pruning_rule(spec.params)
         return dataclasses.replace(
             self._rules_of_any_run(),
             should_prune=should_prune,
-            audit=self.strategy.audits(number),
+            audit=plan.audits,
             cap_kg_co2e=cap_kg_co2e,
         )
 

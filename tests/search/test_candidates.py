@@ -64,8 +64,9 @@ def test_a_large_list_of_which_few_can_exist_is_known_to_its_last_one(tiny_study
                 )
             )
     for number in (len(study.trials), len(study.trials) + 1):
-        assert strategy.why_ended(study.trials, number) is None
-        study.sampler = strategy.sampler(study.trials, number)
+        plan = strategy.plan(study.trials, number)
+        assert plan.why_ended is None
+        study.sampler = plan.sampler
         trial = study.ask(strategy.distributions)
         assert (
             trial.params["global_batch_size"]
@@ -74,7 +75,7 @@ def test_a_large_list_of_which_few_can_exist_is_known_to_its_last_one(tiny_study
         )
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     assert (
-        strategy.why_ended(study.trials, len(study.trials))
+        strategy.plan(study.trials, len(study.trials)).why_ended
         == "every configuration of the search space has been run"
     )
 
@@ -98,7 +99,7 @@ def is_of_schedules(configurations: list[dict]) -> bool:
 
 def test_of_configurations_that_train_alike_one_is_a_candidate(tiny_study: dict) -> None:
     strategy = strategy_of(tiny_study, SCHEDULES)
-    canonical = strategy._space.canonical
+    canonical = strategy.space.canonical
     untried = Candidates(strategy.distributions, lambda _: True, canonical=canonical).untried(
         (), (), RNG
     )
@@ -122,9 +123,9 @@ def test_a_rate_that_goes_with_the_ranks_is_a_quality_of_its_own(
     tiny_study["launch"]["cpu_ranks"] = 4
     strategy = strategy_of(tiny_study, {**space, "learning_rate_scaling": scaling})
     values = [{"world_size": ranks} for ranks in (1, 4)]
-    assert len({strategy._carbon._rate(value) for value in values}) == rates
-    rows = SpaceEncoder(strategy._movable).curve_rows(
-        [{**value, **strategy._carbon._complete(value)} for value in values]
+    assert len({strategy.carbon._rate(value) for value in values}) == rates
+    rows = SpaceEncoder(strategy.movable).curve_rows(
+        [{**value, **strategy.carbon._complete(value)} for value in values]
     )
     assert len({tuple(row) for row in rows.tolist()}) == rates
 
@@ -136,7 +137,7 @@ def test_of_configurations_that_train_alike_one_is_proposed(sampler: str, tiny_s
         optuna.create_study(directions=["minimize"] * 2),
     )
     for number in range(8):
-        study.sampler = strategy.sampler(study.trials, number)
+        study.sampler = strategy.plan(study.trials, number).sampler
         study.tell(study.ask(strategy.distributions), state=optuna.trial.TrialState.FAIL)
     assert is_of_schedules([trial.params for trial in study.trials])
 
@@ -152,8 +153,8 @@ def test_sparse_ranges_are_searched_until_something_can_exist(seed: int, tiny_st
         "epochs": 1,
     }
     strategy = strategy_of({**tiny_study, "search": {}}, space)
-    strategy._carbon._seed = seed
-    assert strategy.why_ended([], 0) is None
+    strategy.carbon._seed = seed
+    assert strategy.plan([], 0).why_ended is None
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ def test_samplers_propose_only_what_can_exist_and_nothing_twice(
     strategy = Strategy(config, space, None)
     study = optuna.create_study(directions=["minimize"] * 2)
     seen = set()
-    while strategy.why_ended(study.trials, len(seen)) is None:
-        study.sampler = strategy.sampler(study.trials, len(seen))
+    while (plan := strategy.plan(study.trials, len(seen))).why_ended is None:
+        study.sampler = plan.sampler
         trial = study.ask(strategy.distributions)
         assert space.rule_broken(trial.params) is None
         seen.add(tuple(trial.params.values()))

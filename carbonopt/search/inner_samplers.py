@@ -1,0 +1,143 @@
+"""The samplers of a study beside carbonopt's own: Optuna's, the grid's, and one of given values."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from carbonopt.search.candidates import Distributions, movable
+from carbonopt.space.search_space import SearchSpace, is_integer
+from carbonopt.spec.space_settings import Choices
+
+Trials = Sequence[FrozenTrial]
+# How often the inner sampler is asked before a random valid configuration is taken. One that has
+# settled on a region where nothing new can exist would be asked for ever, and a Gaussian process is
+# fitted anew each time.
+ATTEMPTS, RANDOM_ATTEMPTS = 8, 50
+INNER: dict[str, Callable[..., BaseSampler]] = {
+    "tpe": partial(TPESampler, multivariate=True),
+    "nsga2": partial(NSGAIISampler, population_size=10),
+    "gp": partial(GPSampler, n_startup_trials=10),
+    "random": RandomSampler,
+}
+
+
+def distributions(space: SearchSpace) -> Distributions:
+    """Return the free dimensions as Optuna distributions."""
+    by_name: Distributions = {}
+    for name, domain in space.space.free().items():
+        if isinstance(domain, Choices):
+            by_name[name] = CategoricalDistribution(domain.choices)
+        elif is_integer(name, domain):
+            by_name[name] = IntDistribution(
+                int(domain.low), int(domain.high), domain.log, int(domain.step or 1)
+            )
+        else:
+            by_name[name] = FloatDistribution(domain.low, domain.high, domain.log, domain.step)
+    return by_name
+
+
+def all_run(trials: Trials, space: SearchSpace) -> bool:
+    """Return whether every configuration of a finite space has been run or is running."""
+    names = list(space.space.free())
+    run = {_key(names, trial.params) for trial in trials if trial.params or not names}
+    return space.combinations is not None and all(
+        _key(names, values) in run for values in space.combinations
+    )
+
+
+def next_of_grid(
+    trials: Trials, space: SearchSpace, seed: int, trial_number: int
+) -> dict[str, Any]:
+    """Return the next combination of the grid that has not been run.
+
+    The grid has every combination that can exist once, in an order drawn from the seed, since a GPU
+    drifts as it warms up. The result is empty only for an interrupted trial that is asked for
+    again, with its own values already set.
+    """
+    run = [trial.params for trial in trials if trial.number != trial_number]
+    combinations = space.combinations or []
+    order = np.random.default_rng(seed).permutation(len(combinations)).tolist()
+    return next(
+        (dict(combinations[index]) for index in order if combinations[index] not in run), {}
+    )
+
+
+class GivenValuesSampler(BaseSampler):
+    """A sampler that proposes the values that it is given, one for each of the dimensions."""
+
+    def __init__(self, values: Mapping[str, Any], distributions: Distributions) -> None:
+        self._values, self._distributions = values, distributions
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
+        return self._distributions
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: Distributions
+    ) -> dict[str, Any]:
+        return dict(self._values)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, _: BaseDistribution
+    ) -> Any:
+        raise AssertionError(f"{param_name} was not given")
+
+
+class ValidSampler(GivenValuesSampler):
+    """A sampler that asks one of Optuna's samplers until its proposal can exist and is new.
+
+    Optuna's samplers know no constraint that joins dimensions, and TPE proposes failed and known
+    configurations again. Training here is deterministic, so that a repeat would cost its energy for
+    nothing. The sampler is seeded by the study's seed and the trial's number, so that an
+    interrupted study proposes what the uninterrupted one would have.
+    """
+
+    def __init__(
+        self, name: str, space: SearchSpace, seed: int, trial_number: int, trials: Trials
+    ) -> None:
+        super().__init__({}, distributions(space))
+        self._space, self._trials, self._seed = (
+            space,
+            trials,
+            int(np.random.default_rng([seed, trial_number]).integers(2**31)),
+        )
+        self._inner = INNER[name](seed=self._seed)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: Distributions
+    ) -> dict[str, Any]:
+        names = list(search_space)
+        known = {
+            _key(names, other.params) for other in self._trials if other.number != trial.number
+        }
+        # Single-valued distributions hold nothing to learn from, and some samplers refuse them.
+        searched = movable(search_space)
+        for sampler in [self._inner] * ATTEMPTS + [
+            RandomSampler(seed=self._seed)
+        ] * RANDOM_ATTEMPTS:
+            values = sampler.sample_relative(study, trial, searched)
+            for name, distribution in search_space.items():
+                if name not in values:
+                    values[name] = sampler.sample_independent(study, trial, name, distribution)
+            values = self._space.canonical(values)
+            if self._space.rule_broken(values) is None and _key(names, values) not in known:
+                return values
+        combinations = self._space.combinations or []
+        left = [values for values in combinations if _key(names, values) not in known]
+        # Nothing new is left only for an interrupted trial that is asked for again, with its own
+        # values already set.
+        return left[int(np.random.default_rng(self._seed).integers(len(left)))] if left else {}
+
+
+def _key(names: list[str], values: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(values.get(name) for name in names)
