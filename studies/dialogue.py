@@ -1,21 +1,24 @@
-"""Turn a play's plain text into prompts with responses, for sft-dialogue.yaml.
+"""Turn a play's text into prompts with responses, for sft-dialogue.yaml and opt-1.3b-sft.yaml.
 
-    python studies/dialogue.py INPUT.txt
+    python studies/dialogue.py INPUT.txt [--prompt-characters N]
 
 One JSON object a line on standard output: the prompt is a speech with its speaker, the response the
-speech after it. In the text, as in Tiny Shakespeare, an empty line stands between two speeches, and
-a speaker's name with a colon alone on the first line of each.
+speech after it. With --prompt-characters a prompt is as many speeches as have N characters, and no
+speech is in two rows.
+
+In the text, as in Tiny Shakespeare, an empty line stands between two speeches, and a speaker's name
+with a colon alone on the first line of each.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 
-def pairs(text: str) -> Iterator[dict[str, str]]:
-    """Return a row for each two speeches that follow each other.
+def rows(text: str, prompt_characters: int = 0) -> Iterator[dict[str, str]]:
+    """Yield the rows, in the order of the text.
 
     Blocks without a speaker or without words are left out.
     """
@@ -23,12 +26,23 @@ def pairs(text: str) -> Iterator[dict[str, str]]:
     speeches = [
         block for block in blocks if block.partition("\n")[0].endswith(":") and "\n" in block
     ]
-    for speech, answer in pairwise(speeches):
-        yield {"prompt": speech + "\n\n", "response": answer}
+    if not prompt_characters:
+        for speech, answer in pairwise(speeches):
+            yield {"prompt": speech + "\n\n", "response": answer}
+        return
+    prompt = ""
+    for speech in speeches:
+        if len(prompt) < prompt_characters:
+            prompt += speech + "\n\n"
+        else:
+            yield {"prompt": prompt, "response": speech}
+            prompt = ""
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python studies/dialogue.py INPUT.txt > dialogue.jsonl")
-    for pair in pairs(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        print(json.dumps(pair, ensure_ascii=False))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--prompt-characters", type=int, default=0)
+    options = parser.parse_args()
+    for row in rows(options.text.read_text(encoding="utf-8"), options.prompt_characters):
+        print(json.dumps(row, ensure_ascii=False))

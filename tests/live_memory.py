@@ -25,7 +25,7 @@ class RealMemory(LiveMemory):
 
 
 live = RealMemory()
-own_begin = training_loop.Evaluations.on_train_begin
+own_begin = training_loop.TrialCallback.on_train_begin
 
 
 def begin(*arguments, **options):
@@ -34,7 +34,7 @@ def begin(*arguments, **options):
     return own_begin(*arguments, **options)
 
 
-training_loop.Evaluations.on_train_begin = begin
+training_loop.TrialCallback.on_train_begin = begin
 
 
 def run() -> int:

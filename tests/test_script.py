@@ -22,8 +22,7 @@ from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.study_checks import check
 from carbonopt.study.study_file import load_study
-from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun_record
+from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 LOOP = """

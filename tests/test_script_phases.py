@@ -31,8 +31,8 @@ class OneWatt(ReplayMeter):
 
     def _read(self) -> None:
         now_s = time.monotonic()
-        if self._open is not None:
-            self.advance(self._open, (now_s - self._read_at_s) / 3.6e6, now_s - self._read_at_s)
+        if self._phase is not None:
+            self.advance(self._phase, (now_s - self._read_at_s) / 3.6e6, now_s - self._read_at_s)
         self._read_at_s = now_s
 
     def enter(self, phase: Phase) -> None:

@@ -18,8 +18,7 @@ from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.study_file import load_study
-from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun_record
+from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
 
 HERE = Path(__file__).parent
 

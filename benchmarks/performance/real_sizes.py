@@ -22,37 +22,11 @@ import common
 import yaml
 from gpt2 import JOULES_PER_KWH, write_text
 
+RANDOM_MODEL = Path(__file__).parents[2] / "studies" / "random_model.py"
+MODELS = ("opt-1.3b", "llama-7b", "t5-large")
 LENGTH = 512  # tokens in a sequence
 PEAK_FLOPS = 989e12  # dense bf16 of an H100 or H200 (SXM)
 SOURCE_BYTES, TARGET_BYTES = 511, 127
-MODELS: dict[str, dict[str, Any]] = {
-    "opt-1.3b": {
-        "model_type": "opt",
-        "hidden_size": 2048,
-        "ffn_dim": 8192,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "word_embed_proj_dim": 2048,
-    },
-    "llama-7b": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "vocab_size": 32000,
-    },
-    "t5-large": {
-        "model_type": "t5",
-        "d_model": 1024,
-        "d_ff": 4096,
-        "num_layers": 24,
-        "num_heads": 16,
-        "vocab_size": 32128,
-        "eos_token_id": 256,  # the byte tokenizer's
-        "decoder_start_token_id": 0,
-    },
-}
 
 
 def main() -> None:
@@ -107,9 +81,7 @@ def measure(options: argparse.Namespace, space: dict[str, Any]) -> None:
     data = write_data(options.folder, options.model, options.steps * largest)
     weights = options.folder / options.model
     if not weights.exists():
-        subprocess.run(
-            [sys.executable, __file__, "--save", options.model, str(weights)], check=True
-        )
+        subprocess.run([sys.executable, str(RANDOM_MODEL), options.model, str(weights)], check=True)
     varied = {name: values for name, values in space.items() if isinstance(values, list)}
     study = {
         "name": options.model,
@@ -183,21 +155,5 @@ def parameters(model: str) -> float:
     return {"opt-1.3b": 1.316e9, "llama-7b": 6.607e9, "t5-large": 0.738e9}[model]
 
 
-def save(name: str, folder: str) -> None:
-    """Write random weights in bf16, drawn on a GPU where there is one."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    fields = dict(MODELS[name])
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    auto = AutoModelForSeq2SeqLM if name == "t5-large" else AutoModelForCausalLM
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        auto.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--save"]:
-        save(*sys.argv[2:])
-    else:
-        main()
+    main()

@@ -31,8 +31,7 @@ from carbonopt.core.trial import Phase, TrialRecord, TrialState
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.engines.replay import ReplayEngine
 from carbonopt.search.strategy import Strategy
-from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun_record
+from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
 
 TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
 RAMPS = {  # how many trials may run, by how many have ended

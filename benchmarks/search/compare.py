@@ -35,8 +35,7 @@ from carbonopt.search.strategy import Strategy
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun_record
+from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
 
 TARGETS = (0.03, 0.10, 0.20)  # the share of the best quality by which they are worse
 NEAR = 1.05  # of the energy of the cheapest run that meets the target

@@ -22,8 +22,9 @@ from optuna.trial import FrozenTrial
 from pydantic import Field, ValidationError, model_validator
 
 from carbonopt.core.arrays import Array
-from carbonopt.core.errors import BadInput, first_error
+from carbonopt.core.errors import BadInput
 from carbonopt.core.files import read_text
+from carbonopt.core.refusals import first_error
 from carbonopt.core.values import Frozen, Given
 from carbonopt.engines.replay import PROGRESS_REPORTS
 from carbonopt.search.cap import exceeds_cap

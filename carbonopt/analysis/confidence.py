@@ -95,8 +95,8 @@ class Pooled:
 
         Given two counts, it is the margin of a difference of two means. It is Student's t with a
         pooled standard deviation (NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2 and
-        7.3.1), two-sided against the target, too, because the search chose by the first run
-        (docs/confirmation.md).
+        7.3.1). It is two-sided also against the target, because the search chose the configuration
+        by its first run (docs/confirmation.md).
         """
         # This gives Student's t without the second that importing scipy.stats takes. It is imported
         # here, since every command imports this file.
@@ -157,8 +157,8 @@ class Evidence:
 
     def __init__(self, tried: Iterable[Configuration], target: Target | None, seeds: int) -> None:
         self.configurations, self._target, self._seeds = tuple(tried), target, seeds
-        self.scaled_value = pooled(config.scaled_values for config in self.configurations)
-        self.emissions = pooled(config.emissions_of_runs for config in self.configurations)
+        self.scaled_value = pooled(candidate.scaled_values for candidate in self.configurations)
+        self.emissions = pooled(candidate.emissions_of_runs for candidate in self.configurations)
 
     @classmethod
     def of(cls, data: StudyData, target: Target) -> "Evidence":
@@ -171,54 +171,59 @@ class Evidence:
 
         A configuration that emitted nothing has no logarithm, and does not count.
         """
-        emissions_kg = [config.emissions_of_runs for config in self.configurations]
+        emissions_kg = [candidate.emissions_of_runs for candidate in self.configurations]
         return pooled(
             [math.log(kg) for kg in of_runs] for of_runs in emissions_kg if min(of_runs) > 0
         )
 
-    def standing(self, config: Configuration) -> Standing:
+    def standing(self, candidate: Configuration) -> Standing:
         assert self._target is not None
         reached = [
-            standing for value, standing in self.standings(config) if self._target.is_met_by(value)
+            standing
+            for value, standing in self.standings(candidate)
+            if self._target.is_met_by(value)
         ]
         return reached[-1] if reached else Standing.REJECTED
 
-    def confirmed(self, config: Configuration) -> bool:
-        return self.standing(config) is Standing.CONFIRMED
+    def confirmed(self, candidate: Configuration) -> bool:
+        return self.standing(candidate) is Standing.CONFIRMED
 
-    def standings(self, config: Configuration) -> tuple[tuple[float, Standing], ...]:
-        """Return each standing of a configuration, with the target from which on it has it.
+    def standings(self, candidate: Configuration) -> tuple[tuple[float, Standing], ...]:
+        """Return pairs of a target and a standing.
 
-        The target of this evidence does not matter. Before the first target, the configuration
-        misses.
+        From that target on, towards easier ones, the configuration has that standing; for harder
+        targets than the first it is rejected. The target of this evidence is not used.
         """
-        if config.failed_replicate:
+        if candidate.failed_replicate:
             return ()
         before = (
             Standing.INCOMPLETE
-            if config.n == 1 or config.n < self._seeds
+            if candidate.n == 1 or candidate.n < self._seeds
             else Standing.INCONCLUSIVE
         )
-        bound = self.bound(config)
-        return ((config.value, before), *(() if bound is None else ((bound, Standing.CONFIRMED),)))
+        bound = self.bound(candidate)
+        return (
+            (candidate.value, before),
+            *(() if bound is None else ((bound, Standing.CONFIRMED),)),
+        )
 
-    def bound(self, config: Configuration) -> float | None:
+    def bound(self, candidate: Configuration) -> float | None:
         """Return the bound that the mean over all seeds is no worse than, at LEVEL.
 
         None: the configuration ran once, or its runs differ too much.
         """
-        noise = self._noise(config)
+        noise = self._noise(candidate)
         if noise is None:
             return None
-        bound = config.quality.unscaled(
-            statistics.fmean(config.scaled_values) + noise.margin(config.n)
+        bound = candidate.quality.unscaled(
+            statistics.fmean(candidate.scaled_values) + noise.margin(candidate.n)
         )
-        return bound if math.isfinite(bound) and not config.quality.beyond(bound) else None
+        return bound if math.isfinite(bound) and not candidate.quality.beyond(bound) else None
 
-    def chance(self, config: Configuration) -> float:
+    def chance(self, candidate: Configuration) -> float:
         """Return the chance that a configuration is confirmed once it has run with all its seeds.
 
-        It is for a configuration that has not. Until then nothing else is known of its true mean:
+        Only for a configuration with runs still to come. Its mean is known from its n runs alone:
         given the mean of n runs, that of k more is normal with variance deviation² × (1 ÷ n + 1 ÷
         k). The chance is 1 where nothing was repeated, and no deviation is known.
         """
@@ -226,33 +231,35 @@ class Evidence:
 
         if self.scaled_value is None or self._target is None:
             return 1.0
-        more = self._seeds - config.n
-        noise = self.scaled_value.or_own_if_larger(config.scaled_values)
+        more = self._seeds - candidate.n
+        noise = self.scaled_value.or_own_if_larger(candidate.scaled_values)
         needed = replace(noise, freedom=noise.freedom + more).margin(self._seeds)
-        slack = -self._target.shortfall(config.value) - needed
-        deviation = noise.deviation * more / self._seeds * math.sqrt(1 / config.n + 1 / more)
+        slack = -self._target.shortfall(candidate.value) - needed
+        deviation = noise.deviation * more / self._seeds * math.sqrt(1 / candidate.n + 1 / more)
         return float(ndtr(slack / deviation)) if deviation > 0 else float(slack >= 0)
 
-    def confidence(self, config: Configuration) -> Confidence:
+    def confidence(self, candidate: Configuration) -> Confidence:
         noise, emissions = (
-            self._noise(config),
-            self.emissions and self.emissions.or_own_if_larger(config.emissions_of_runs),
+            self._noise(candidate),
+            self.emissions and self.emissions.or_own_if_larger(candidate.emissions_of_runs),
         )
         return Confidence(
-            seeds=config.n,
-            trials=tuple(run.trial for run in config.runs),
-            value_mean=config.value,
+            seeds=candidate.n,
+            trials=tuple(run.trial for run in candidate.runs),
+            value_mean=candidate.value,
             value_deviation=(
-                config.quality.unscaled_deviation(config.value, noise.deviation) if noise else None
+                candidate.quality.unscaled_deviation(candidate.value, noise.deviation)
+                if noise
+                else None
             ),
-            value_bound=self.bound(config),
+            value_bound=self.bound(candidate),
             emissions_deviation_kg_co2e=emissions.deviation if emissions else None,
-            confirmed=self.confirmed(config),
-            safer_alternative=self._safer_alternative(config),
+            confirmed=self.confirmed(candidate),
+            safer_alternative=self._safer_alternative(candidate),
         )
 
     def saving_interval(
-        self, config: Configuration, baseline: Configuration
+        self, candidate: Configuration, baseline: Configuration
     ) -> tuple[float, float] | None:
         """Return the interval of the share of the baseline's emissions that a run saves.
 
@@ -263,12 +270,12 @@ class Evidence:
 
         None: nothing was repeated, it is the baseline itself, or one of the two emitted nothing.
         """
-        if self._log_emissions is None or config.trial == baseline.trial:
+        if self._log_emissions is None or candidate.trial == baseline.trial:
             return None
-        if not (config.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
+        if not (candidate.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
             return None
-        margin = min(self._log_emissions.margin(config.n, baseline.n), LARGEST_MARGIN)
-        ratio = config.emissions_kg_co2e / baseline.emissions_kg_co2e
+        margin = min(self._log_emissions.margin(candidate.n, baseline.n), LARGEST_MARGIN)
+        ratio = candidate.emissions_kg_co2e / baseline.emissions_kg_co2e
         return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
     def _safer_alternative(self, winner: Configuration) -> SaferAlternative | None:
@@ -282,19 +289,19 @@ class Evidence:
             return None
         safer = [
             SaferAlternative(
-                trial=config.trial,
-                seeds=config.n,
-                value_mean=config.value,
+                trial=candidate.trial,
+                seeds=candidate.n,
+                value_mean=candidate.value,
                 value_bound=surer,
-                emissions_kg_co2e=config.emissions_kg_co2e,
-                emissions_difference=config.emissions_kg_co2e / winner_kg - 1,
+                emissions_kg_co2e=candidate.emissions_kg_co2e,
+                emissions_difference=candidate.emissions_kg_co2e / winner_kg - 1,
             )
-            for config in self.configurations
-            if not config.failed_replicate
-            and (surer := self.bound(config)) is not None
+            for candidate in self.configurations
+            if not candidate.failed_replicate
+            and (surer := self.bound(candidate)) is not None
             and rank(surer) < rank(bound)
-            and config.emissions_kg_co2e - winner_kg
-            <= max(NEARLY_AS_CHEAP * winner_kg, self.emissions.margin(config.n, winner.n))
+            and candidate.emissions_kg_co2e - winner_kg
+            <= max(NEARLY_AS_CHEAP * winner_kg, self.emissions.margin(candidate.n, winner.n))
         ]
         return min(
             safer,
@@ -308,9 +315,9 @@ class Evidence:
             return ()
         margin, winner_kg = self.emissions.margin, winner.emissions_kg_co2e
         rest = [
-            config
-            for config in self.configurations
-            if config is not winner and self.confirmed(config)
+            candidate
+            for candidate in self.configurations
+            if candidate is not winner and self.confirmed(candidate)
         ]
         return tuple(
             near.trial
@@ -318,10 +325,10 @@ class Evidence:
             if abs(near.emissions_kg_co2e - winner_kg) <= margin(near.n, winner.n)
         )
 
-    def _noise(self, config: Configuration) -> Pooled | None:
+    def _noise(self, candidate: Configuration) -> Pooled | None:
         return (
-            self.scaled_value.or_own_if_larger(config.scaled_values)
-            if self.scaled_value and config.n > 1
+            self.scaled_value.or_own_if_larger(candidate.scaled_values)
+            if self.scaled_value and candidate.n > 1
             else None
         )
 
@@ -346,11 +353,11 @@ def by_means(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Return the search's trials, with the means of those repeated with other seeds."""
     records = tuple(records)
     by_trial = {record.trial: record for record in records if record.repeat_of is None}
-    for config in configurations(records):
-        if config.n > 1:
-            quality = config.first.quality.model_copy(update={"value": config.value})
-            means = {"emissions_kg_co2e": config.emissions_kg_co2e, "quality": quality}
-            by_trial[config.trial] = config.first.model_copy(update=means)
+    for candidate in configurations(records):
+        if candidate.n > 1:
+            quality = candidate.first.quality.model_copy(update={"value": candidate.value})
+            means = {"emissions_kg_co2e": candidate.emissions_kg_co2e, "quality": quality}
+            by_trial[candidate.trial] = candidate.first.model_copy(update=means)
     return tuple(by_trial.values())
 
 

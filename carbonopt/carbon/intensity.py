@@ -16,7 +16,8 @@ from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Any
 
-from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.errors import BadInput
+from carbonopt.core.refusals import hint
 from carbonopt.core.units import GRAMS_PER_KG
 from carbonopt.spec.carbon_settings import Carbon
 from carbonopt.spec.study_data import Intensity

@@ -58,6 +58,8 @@ def describe_memory(checked: CheckedStudy, gpu_memory_gib: float | None) -> str:
         f"{_LABEL}GiB on each GPU, estimated ({of_each})",
         *_table(by_gpus, checked.space, gpu_memory_gib),
     ]
+    if answer.memory.left_out is not None:
+        lines.append(f"{_INDENT}not estimated: {answer.memory.left_out}")
     if gpu_memory_gib is not None:
         lines += (f"{_INDENT}{line}" for line in _answers(by_gpus, checked.space, gpu_memory_gib))
     return "\n".join(lines)

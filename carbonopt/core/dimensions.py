@@ -22,6 +22,7 @@ ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]
 OutputLayer = Literal["standard", "fused", "fused_fp8"]
+Float8 = Literal["none", "tensorwise", "rowwise"]  # how the factors of float8 products are scaled
 Optimizer = Literal["adamw", "muon"]
 RateScaling = Literal["none", "sqrt", "linear"]
 
@@ -305,6 +306,9 @@ class TrialParams(Frozen, extra="allow"):
     output_layer: Annotated[
         OutputLayer | None, Dimension("output layer", _ALL, get_args(OutputLayer))
     ] = None
+    float8: Annotated[  # the products of the blocks' linear layers, in training
+        Float8 | None, Dimension("float8", _ALL, get_args(Float8), tasks=_NOT_COMPARED)
+    ] = None
     lora_rank: Annotated[  # 0: no LoRA, all weights are trained
         int | None,
         Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1)),
@@ -390,6 +394,10 @@ class TrialParams(Frozen, extra="allow"):
     @property
     def has_fused_output_layer(self) -> bool:
         return self.output_layer not in (None, "standard")
+
+    @property
+    def trains_in_float8(self) -> bool:
+        return self.float8 not in (None, "none")
 
     @property
     def optimizer_learning_rate(self) -> float | None:

@@ -5,75 +5,8 @@ The command line turns each into one sentence and its exit code.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-_NAMED = 40  # the most names that an error lists
-
-
-def hint(unknown: str, known: Sequence[str]) -> str:
-    """Return a hint for a misspelt name: 'did you mean X?'.
-
-    Where no name is near, it lists the known names.
-    """
-    near = difflib.get_close_matches(unknown, known, n=1)
-    if near:
-        return f"did you mean {near[0]}?"
-    if not known:
-        return "no key is known here."
-    more = f", … ({len(known)} in all)" if len(known) > _NAMED else ""
-    return f"known here: {', '.join(known[:_NAMED])}{more}."
-
-
-_KnownKeys = Callable[[list[Any]], Sequence[str]]  # returns the known keys at a place
-
-
-def first_error(
-    error: ValidationError, known: _KnownKeys = lambda place: (), unnamed: Collection[str] = ()
-) -> str:
-    """Return the first thing that is wrong, in one sentence: key, value found, what is allowed.
-
-    Args:
-        error: the error of pydantic.
-        known: returns the known keys at a place.
-        unnamed: parts of places that are pydantic's and no key.
-    """
-    # A misspelt required key has two errors, missing and unknown; only the latter helps the user.
-    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    loc = [part for part in first["loc"] if part not in unnamed]
-    where, message = (
-        ".".join(map(str, loc)) or "the whole",
-        first["msg"].removeprefix("Value error, "),
-    )
-    match first["type"]:
-        case "extra_forbidden":
-            return f"unknown key {where}; {hint(str(loc[-1]), known(loc[:-1]))}"
-        case "missing":
-            return f"{where} is missing."
-        case "value_error":
-            return f"{where}: {message}." if loc else f"{message}."
-        case "union_tag_invalid":
-            return (
-                f"{where}: kind must be one of {first['ctx']['expected_tags']}, but got"
-                f" {first['ctx']['tag']!r}."
-            )
-        case "tuple_type":
-            return f"{where}: must be a list, but got {shortened(first['input'])}."
-        case "too_short":
-            counts = first["ctx"]
-            return (
-                f"{where}: must have {counts['min_length']} or more entries, but has"
-                f" {counts['actual_length']}."
-            )
-        case "bool_type":
-            return f"{where}: must be true or false, but got {shortened(first['input'])}."
-        case "json_invalid":
-            return f"its text can't be read: {first['ctx']['error']}."
-    return f"{where}: {message[0].lower()}{message[1:]}, but got {shortened(first['input'])}."
+from collections.abc import Sequence
+from typing import Any
 
 
 def shortened(value: Any) -> str:
@@ -104,9 +37,17 @@ class BadInput(CarbonoptError):
     """An input of the user that can't be used.
 
     The text names the rule, the value found and what to do.
+
+    Args:
+        keys: the keys of the study file, from the top down, that lead to the value; empty: it is of
+            no single key.
     """
 
     exit_code = 2
+
+    def __init__(self, text: str, keys: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.keys = tuple(keys)
 
 
 class MeasurementError(CarbonoptError):

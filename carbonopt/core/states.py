@@ -36,7 +36,7 @@ class TrialState(StrEnum):
 
 class StopReason(StrEnum):
     TARGET = "target"  # predicted from its curve and the other trials, it can't reach the target
-    # its emissions have passed, or are sure to pass, those of the best trial that meets the target
+    # its emissions have passed, or are likely to pass, those of the best trial that meets it
     CAP = "cap"
     BUDGET = "budget"  # the study's budget ended while it ran
     PROBE = "probe"  # a probe has measured its steps, which was its only purpose

@@ -86,22 +86,22 @@ class MachineMeter(EnergyWindows):
         super().__init__(nothing, sources, power_models())
         self._host, self._slurm = host or HostAttribution(os.sched_getaffinity(0)), slurm
         self._ended: Reading | None = None
-        self._open = Phase.PREPARE
+        self._phase = Phase.PREPARE
         # Energy of each GPU that has been credited to closed windows.
         self._credited_j = (0.0,) * len(gpu_indices)
         # If one of these fails, the others are closed: CodeCarbon has threads that must end.
-        with ExitStack() as opened:
-            self._counters = opened.enter_context(closing(EnergyCounters(gpu_indices)))
-            self._outer_counters = opened.enter_context(closing(EnergyCounters(gpu_indices)))
-            self._codecarbon = opened.enter_context(closing(CodeCarbonTotals(gpu_indices)))
+        with ExitStack() as instruments:
+            self._counters = instruments.enter_context(closing(EnergyCounters(gpu_indices)))
+            self._outer_counters = instruments.enter_context(closing(EnergyCounters(gpu_indices)))
+            self._codecarbon = instruments.enter_context(closing(CodeCarbonTotals(gpu_indices)))
             self._host.begin(
                 self._codecarbon.powers(), time.monotonic(), self._codecarbon.read().cpu_energy
             )
-            self._latest = self._opened = self._began = self._read()
+            self._latest = self._window_start = self._session_start = self._read()
             self._outer_began_j = self._outer_j = self._outer_counters.read()
             if gpu_indices:
                 self.idle = measure_idle(self._counters, interrupted)
-            self._instruments = opened.pop_all()
+            self._instruments = instruments.pop_all()
         # The last known power of each GPU, for windows that are too short to measure their own.
         self._powers_w = [idle.power_w for idle in self.idle]
         self._start_temperature_c: float | None = None  # temperature when the open window began
@@ -114,7 +114,7 @@ class MachineMeter(EnergyWindows):
 
     def enter(self, phase: Phase) -> None:
         self._close_window()
-        self._open = phase
+        self._phase = phase
         # For training: how hot the GPUs are from the work before it.
         self._start_temperature_c = self._counters.temperature_c() if phase is Phase.TRAIN else None
 
@@ -125,9 +125,9 @@ class MachineMeter(EnergyWindows):
 
     def _open_phases(self) -> tuple[Phase, ...]:
         """Return the phases to which the open window adds energy."""
-        if self._open is None:
+        if self._phase is None:
             return ()
-        return (self._open, Phase.OTHER, *([Phase.GAP] if self._open in TRIAL_PHASES else []))
+        return (self._phase, Phase.OTHER, *([Phase.GAP] if self._phase in TRIAL_PHASES else []))
 
     def _so_far(self, phase: Phase) -> Reading:
         """Return a phase's reading up to the latest snapshot."""
@@ -152,9 +152,10 @@ class MachineMeter(EnergyWindows):
         gpu = {"gpu_kwh": kwh_from_joules(used_j)} if self._outer_began_j else {}
         others = {
             "slurm_kwh": None if self._slurm is None else self._slurm.kwh(),
-            "codecarbon_cpu_kwh": self._latest.codecarbon_cpu_kwh - self._began.codecarbon_cpu_kwh,
+            "codecarbon_cpu_kwh": self._latest.codecarbon_cpu_kwh
+            - self._session_start.codecarbon_cpu_kwh,
         }
-        return self._between(self._began, self._latest).model_copy(update={**gpu, **others})
+        return self._between(self._session_start, self._latest).model_copy(update={**gpu, **others})
 
     def close(self) -> None:
         if self._ended is not None:
@@ -163,7 +164,7 @@ class MachineMeter(EnergyWindows):
             self._close_window(outer=True)
             self._ended = self._whole()
         finally:
-            self._open = None
+            self._phase = None
             self._instruments.close()
 
     def _refresh(self) -> None:
@@ -172,8 +173,8 @@ class MachineMeter(EnergyWindows):
         now_s = self._read().at_s
         # Utilisation is read only during training, where trials are compared by it. A window that
         # is shorter than a second has no reading.
-        asked_s = max(self._opened.at_s, self._utilisation_at_s)
-        if self._open is Phase.TRAIN and now_s - asked_s >= UTILISATION_EVERY_S:
+        asked_s = max(self._window_start.at_s, self._utilisation_at_s)
+        if self._phase is Phase.TRAIN and now_s - asked_s >= UTILISATION_EVERY_S:
             self._utilisation_at_s = now_s
             if (utilisation := self._counters.utilisation(self._used)) is not None:
                 self._utilisations.append(utilisation)
@@ -198,29 +199,29 @@ class MachineMeter(EnergyWindows):
 
     def _close_window(self, *, outer: bool = False) -> None:
         self._read(outer=outer)
-        if self._open is None:
+        if self._phase is None:
             return
         self._refuse_silence()
         self._credited_j = self._edges_j()
         self._latest = self._latest._replace(gpus_j=self._credited_j)
         for phase, part in self._window().items():
-            differs = disagreement(part.gpu, part.duration_s) if phase is self._open else None
+            differs = disagreement(part.gpu, part.duration_s) if phase is self._phase else None
             self._closed[phase] += part.model_copy(update={"disagreement": differs})
         self._powers_w = self._window_powers_w()
-        self._opened, self._utilisations = self._latest, []
+        self._window_start, self._utilisations = self._latest, []
 
     def _window(self) -> dict[Phase, Reading]:
         """Divide the open window, up to the latest snapshot, among phases.
 
-        The window's own phase gets its time. GAP gets the GPUs that a trial leaves idle and the
-        study's own processes beside the trial, OTHER gets other work; both take no time.
+        Only the window's own phase gets time. GAP gets the energy of the GPUs that a trial leaves
+        idle and of the study's own processes beside the trial, OTHER that of other work.
         """
-        assert self._open is not None
-        of_trial = self._open in TRIAL_PHASES
-        shares = self._host.shares(self._opened.host, self._latest.host, of_trial=of_trial)
-        whole = self._between(self._opened, self._latest)
+        assert self._phase is not None
+        of_trial = self._phase in TRIAL_PHASES
+        shares = self._host.shares(self._window_start.host, self._latest.host, of_trial=of_trial)
+        whole = self._between(self._window_start, self._latest)
         parts = {
-            self._open: whole.model_copy(
+            self._phase: whole.model_copy(
                 update=(shares.trial if of_trial else shares.study)._asdict()
             ),
             Phase.OTHER: self._nothing.model_copy(update=shares.other._asdict()),
@@ -230,23 +231,23 @@ class MachineMeter(EnergyWindows):
         return self._with_gpus(parts, whole) if self.idle else parts
 
     def _with_gpus(self, parts: dict[Phase, Reading], whole: Reading) -> dict[Phase, Reading]:
-        assert self._open is not None
-        of_trial = self._open in TRIAL_PHASES
+        assert self._phase is not None
+        of_trial = self._phase in TRIAL_PHASES
         used = slice(self._used) if of_trial else slice(None)
         utilisation = {
             "utilisation_sum": math.fsum(self._utilisations),
             "utilisation_readings": len(self._utilisations),
         }
         start = {"start_temperature_c": self._start_temperature_c}
-        own = parts[self._open].model_copy(
+        own = parts[self._phase].model_copy(
             update={**self._of_gpus(whole, used), **utilisation, **start}
         )
         if not of_trial:
-            return {**parts, self._open: own}
+            return {**parts, self._phase: own}
         left_over = parts[Phase.GAP].model_copy(
             update=self._of_gpus(whole, slice(self._used, None))
         )
-        return {**parts, self._open: own, Phase.GAP: left_over}
+        return {**parts, self._phase: own, Phase.GAP: left_over}
 
     def _of_gpus(self, whole: Reading, gpus: slice) -> dict[str, float]:
         """Return the energy fields of some of the GPUs.
@@ -256,7 +257,7 @@ class MachineMeter(EnergyWindows):
         """
         used_j = [
             now - before
-            for before, now in zip(self._opened.gpus_j, self._latest.gpus_j, strict=True)
+            for before, now in zip(self._window_start.gpus_j, self._latest.gpus_j, strict=True)
         ]
         share = math.fsum(used_j[gpus]) / (math.fsum(used_j) or 1.0)
         # A counter's last tick is between 0 and tick_s old, uniformly: the difference of the two
@@ -290,13 +291,14 @@ class MachineMeter(EnergyWindows):
     def _edges_j(self) -> tuple[float, ...]:
         """Return the energy of each GPU at the latest snapshot, also between its counter's ticks.
 
-        A window of a few ticks or less would have whole ticks or none. Instead it gets the GPU's
-        last known power × its time, within the counter's uncertainty: the energy is up to one tick
-        more than the counter says.
+        Counters move in ticks. In a window of a few ticks or less, the last known power × its time
+        is taken, clipped to between the counter and the counter plus one tick.
         """
         edges_j = []
-        duration_s = self._latest.at_s - self._opened.at_s
-        gpus = zip(self._opened.gpus_j, self._latest.gpus_j, self.idle, self._powers_w, strict=True)
+        duration_s = self._latest.at_s - self._window_start.at_s
+        gpus = zip(
+            self._window_start.gpus_j, self._latest.gpus_j, self.idle, self._powers_w, strict=True
+        )
         for opened_j, counter_j, idle, power_w in gpus:
             is_short = duration_s < _TICKS_OF_A_POWER * idle.tick_s
             likely_j = opened_j + power_w * duration_s if is_short else counter_j
@@ -308,26 +310,28 @@ class MachineMeter(EnergyWindows):
 
         If the window is shorter than three ticks, the last known power is returned.
         """
-        duration_s = self._latest.at_s - self._opened.at_s
-        used_j = [b - a for a, b in zip(self._opened.gpus_j, self._latest.gpus_j, strict=True)]
+        duration_s = self._latest.at_s - self._window_start.at_s
+        used_j = [
+            b - a for a, b in zip(self._window_start.gpus_j, self._latest.gpus_j, strict=True)
+        ]
         return [
             energy_j / duration_s if duration_s >= _TICKS_OF_A_POWER * idle.tick_s else last_w
             for energy_j, idle, last_w in zip(used_j, self.idle, self._powers_w, strict=True)
         ]
 
     def _refuse_silence(self) -> None:
-        # Time between the two readings, without the time that the first one took: a meter that gets
-        # no core measures late.
-        if self._latest.at_s - self._opened.read_by_s <= _LONGEST_ZERO_S:
+        # Time between the two readings, without the time that the first one took, which is long on
+        # a busy machine.
+        if self._latest.at_s - self._window_start.read_by_s <= _LONGEST_ZERO_S:
             return
-        opened, latest = self._opened, self._latest
+        opened, latest = self._window_start, self._latest
         silent = ["CPU"] if latest.codecarbon_cpu_kwh <= opened.codecarbon_cpu_kwh else []
         silent += ["RAM"] if latest.codecarbon_ram_kwh <= opened.codecarbon_ram_kwh else []
         used_j = zip(self._counters.indices, opened.gpus_j, latest.gpus_j, strict=True)
         silent += [f"GPU {index}" for index, before_j, now_j in used_j if now_j <= before_j]
         if silent:
             during = (
-                f"{latest.at_s - opened.at_s:.1f} s of {self._open}. Look at what `carbonopt"
+                f"{latest.at_s - opened.at_s:.1f} s of {self._phase}. Look at what `carbonopt"
                 " doctor` says."
             )
             none = f"none was measured for {' and '.join(silent)} during {during}"

@@ -68,12 +68,12 @@ class EnergyWindows:
         self.idle: tuple[IdlePower, ...] = ()
         self._nothing = nothing  # a reading of zero, with the components that this meter knows
         self._closed = defaultdict[Phase, Reading](lambda: nothing)
-        self._open: Phase | None = None
+        self._phase: Phase | None = None
 
     def take(self, *phases: Phase) -> dict[Phase, Reading]:
-        if self._open in phases:
+        if self._phase in phases:
             raise ValueError(
-                f"the open window can't be taken: {self._open} is running; enter another phase"
+                f"the open window can't be taken: {self._phase} is running; enter another phase"
                 " first"
             )
         return {phase: self._closed.pop(phase, self._nothing) for phase in phases}

@@ -19,7 +19,7 @@ class ReplayMeter(EnergyWindows):
         self._all += recorded
 
     def enter(self, phase: Phase) -> None:
-        self._open = phase
+        self._phase = phase
 
     def use(self, gpus: int) -> None:
         """Do nothing: the table has the energy of the GPUs that the trial used."""
@@ -34,4 +34,4 @@ class ReplayMeter(EnergyWindows):
         return {phase: self._closed[phase] for phase in phases}, self._all
 
     def close(self) -> None:
-        self._open = None
+        self._phase = None

@@ -1,8 +1,7 @@
 """The interface between a study and what runs its trials: `Engine` and `RunningTrial`.
 
-A new engine is one file with a class that derives from `Engine`, and one line in `kinds.ENGINES`.
-Other code uses the launch's properties, the meter's readings and the provenance; docs/add-an-engine
-has the few places that ask for the kind of launch.
+A new engine is a class that derives from `Engine`, its line in `kinds.ENGINES` and the keys of its
+launch in the study file; docs/add-an-engine has each place.
 """
 
 import time
@@ -30,11 +29,11 @@ def own_meter(opened: Callable[[], Meter]) -> Meter:
     return opened()
 
 
-def was_interrupted(interrupted: Callable[[], bool]) -> bool:
-    """Return whether the study is asked to end, too, after its processes ended without a message.
+def await_own_signal(interrupted: Callable[[], bool]) -> bool:
+    """Wait up to a second for the study's own signal; return whether it came.
 
-    Slurm and systemd end a job by signalling all its processes, in any order, so this waits a
-    second for the study's own signal.
+    Slurm and systemd end a job by signalling all its processes, in any order: a trial's processes
+    may end first.
     """
     deadline = time.monotonic() + _SIGNALS_APART_S
     while not interrupted():
@@ -107,7 +106,10 @@ class Engine(Protocol):
         """Check all that can be known before anything is started; raise BadInput for a mistake."""
 
     def seed(self, seed: int, params: TrialParams) -> int:
-        """Return the seed that this configuration will be trained with: `seed`, if available."""
+        """Return the seed that this configuration will be trained with.
+
+        It is `seed`, unless the trial is replayed from a table that has no run with it.
+        """
         return seed
 
     def begin(

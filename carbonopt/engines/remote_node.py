@@ -19,7 +19,7 @@ from carbonopt.core import errors
 from carbonopt.core.errors import CarbonoptError, StudyInterrupted
 from carbonopt.engines.agent_protocol import ALIVE_EVERY_S, BEGINS
 from carbonopt.engines.engine import (
-    was_interrupted,
+    await_own_signal,
 )
 from carbonopt.engines.process.processes import said_since
 
@@ -134,7 +134,7 @@ class RemoteNode:
 
     def _lost(self) -> CarbonoptError:
         # Whoever ends a job also ends the program that started the agent.
-        if was_interrupted(self._interrupted):
+        if await_own_signal(self._interrupted):
             return StudyInterrupted("interrupted; the same command goes on with the study.")
         said = [
             line.strip()

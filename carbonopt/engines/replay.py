@@ -12,10 +12,11 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, TrialParams
-from carbonopt.core.errors import BadInput, first_error, shortened
+from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
 from carbonopt.core.files import read_text
 from carbonopt.core.quality import Quality
+from carbonopt.core.refusals import first_refusal
 from carbonopt.core.trial import EvalPoint, Phase, StopReason
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.core.values import Given, Scalar, Whole
@@ -213,7 +214,7 @@ def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
         try:
             runs.append(RecordedRun.model_validate_json(line, strict=True))
         except ValidationError as error:
-            raise BadInput(f"{where}: {first_error(error, _known_keys)}") from error
+            raise BadInput(f"{where}: {first_refusal(error, _known_keys).text}") from error
         if problem := _problem(runs[-1], runs[0], quality):
             raise BadInput(f"{where}{problem}.")
         same_as = numbers.setdefault((*sorted(runs[-1].params.items()), runs[-1].seed), number)

@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from carbonopt.core.errors import BadInput, CarbonoptError, first_error
+from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.extras import check_installed
 from carbonopt.core.files import read_text, write_json
 from carbonopt.core.format import count_text
+from carbonopt.core.refusals import first_error
 from carbonopt.core.values import Frozen
 from carbonopt.energy.hardware import permitted_gpus
 from carbonopt.energy.slurm_energy import StepEnergy, step_energy

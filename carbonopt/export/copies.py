@@ -126,6 +126,7 @@ def requirements(
         "sklearn": workload.dataset is not None and workload.dataset.builtin == "digits",
         "pyarrow": any(Path(file).suffix.lower() == ".parquet" for file in workload.data_files),
         "peft": bool(params.lora_rank),
+        "torchao": params.trains_in_float8,
         "sqlglot": workload.quality == CANONICAL_MATCH.name,
     }
     names = {

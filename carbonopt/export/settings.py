@@ -34,6 +34,9 @@ _DROPOUT = """\
 # The model's configuration has this dropout in all its places: {dropout:g}. \
 TrainingArguments has no such name.
 """
+_FLOAT8 = """\
+# The blocks' linear layers train in float8: carbonopt/train/speed/float8_layers.py.
+"""
 _AVERAGED = """\
 # The weights that were evaluated and saved are averages over training: \
 carbonopt/train/optim/averaging.py.
@@ -146,6 +149,8 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
         head += _MUON
     if record.params.dropout is not None:
         head += _DROPOUT.format(dropout=record.params.dropout)
+    if record.params.trains_in_float8:
+        head += _FLOAT8
     if record.params.weight_averaging:
         head += _AVERAGED
     return head + as_yaml(training_arguments(config, record))

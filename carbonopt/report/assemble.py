@@ -1,9 +1,24 @@
-"""A study's whole document: its top, all caveats, and the sections in their order."""
+"""A study's whole document: its top, all caveats, and the sections in their order.
+
+Each section is a file of `report.sections` whose name stands in `SECTIONS`. The file's function
+`section` returns what it shows, or None where the study has nothing to show there; its function
+`caveats` yields its warnings. A file may have only one of the two.
+"""
+
+from importlib import import_module
 
 from carbonopt.report import summary
 from carbonopt.report.document import Document
-from carbonopt.report.sections import MODULES
 from carbonopt.report.study_view import StudyView
+
+SECTIONS = (
+    *("shortfall", "contention", "trial_conduct"),  # these have caveats alone
+    *("front", "policy", "comparison", "confirmation", "predictions", "citation"),  # the answer
+    *("space", "influence", "batch", "scaling", "memory", "returns"),  # what decides it
+    *("energy", "stages", "probes", "longer_runs", "elsewhere"),  # the energy that was used
+    *("trials", "provenance"),
+)
+_MODULES = tuple(import_module(f"carbonopt.report.sections.{name}_section") for name in SECTIONS)
 
 
 def top(study: StudyView) -> Document:
@@ -12,7 +27,7 @@ def top(study: StudyView) -> Document:
     Its details say how sure the saving is.
     """
     warned = [
-        caveat for part in MODULES if hasattr(part, "caveats") for caveat in part.caveats(study)
+        caveat for part in _MODULES if hasattr(part, "caveats") for caveat in part.caveats(study)
     ]
     return Document(
         name=study.data.config.name,
@@ -24,7 +39,7 @@ def top(study: StudyView) -> Document:
 
 
 def whole(study: StudyView) -> Document:
-    sections = (part.section(study) for part in MODULES if hasattr(part, "section"))
+    sections = (part.section(study) for part in _MODULES if hasattr(part, "section"))
     return top(study).model_copy(
         update={"sections": tuple(section for section in sections if section is not None)}
     )

@@ -1,16 +1,36 @@
 """The cap: the rule that stops a running trial which costs too much to be recommended.
 
-`study.trial_runner` sets the cap when a trial begins. It is the lowest emissions of a trial that
-meets the target; `Strategy.trials_meeting_target` says which trials count. The start configuration
-and repeats have no cap, nor has any trial of a study that searches the whole front.
-`study.trial_watch` asks the rule while the trial runs.
+`study.trial_runner` gives a trial its cap when it begins. The start configuration and repeats have
+none, nor has any trial of a study that searches the whole front. `study.trial_watch` asks the rule
+while the trial runs.
 """
+
+from collections.abc import Collection, Iterable
+
+from carbonopt.core.trial import TrialRecord
 
 # Before this share of its steps, a trial's cost per step says little about the whole.
 PROJECTED_FROM = 0.05
 # Share by which the remaining steps may turn out cheaper than those so far: on an H200 host the
 # same configuration's first steps differed by a tenth from run to run.
 CHEAPER_REST = 0.25
+
+
+def cap(records: Iterable[TrialRecord], meeting: Collection[int]) -> float | None:
+    """Return the lowest emissions of a trial that meets the target, in kg CO2e; None: none does.
+
+    Args:
+        records: all trials so far.
+        meeting: numbers of the trials that meet the target, see `TrialPlan.meeting`.
+    """
+    return min(
+        (
+            record.emissions_kg_co2e
+            for record in records
+            if record.trial in meeting and record.emissions_kg_co2e is not None
+        ),
+        default=None,
+    )
 
 
 def exceeds_cap(
@@ -24,7 +44,7 @@ def exceeds_cap(
     """Return whether a trial costs too much to become the recommendation, and so is stopped.
 
     Energy only grows. A trial costs too much if its emissions are above those of the best trial
-    that meets the target, or are sure to get there.
+    that meets the target, or are likely to get there.
 
     Args:
         cap_kg_co2e: emissions of the best trial that meets the target; None: there is none yet.

@@ -199,10 +199,10 @@ class CarbonSampler(BaseSampler):
     def _of_earlier(self, trials: Sequence[FrozenTrial], study: int) -> list[Observation]:
         """Return the observations of a prior study, with numbers that no other trial has.
 
-        The numbers are unique across this study and all prior ones. They follow the trials' places
-        in the list, since all trials that `optuna.create_trial` made have the same number.
+        Numbers are negative and made of the trial's place in `learn_from`, because all trials of
+        `optuna.create_trial` share one number.
         """
-        first, observations = _MOST_TRIALS * study + 1, []
+        begins, observations = _MOST_TRIALS * study + 1, []
         for place, trial in enumerate(trials):
             try:
                 # The trial's own values take precedence over what is fixed in this study.
@@ -212,7 +212,7 @@ class CarbonSampler(BaseSampler):
             except ValueError as error:
                 raise ValueError(f"learn_from[{study}][{place}]: {error}") from error
             if observation is not None:
-                observations.append(replace(observation, number=-first - place))
+                observations.append(replace(observation, number=-begins - place))
         return observations
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
@@ -251,7 +251,11 @@ class CarbonSampler(BaseSampler):
             # target.
             if values is None:
                 values = self.plan(
-                    others, search_space, trial.number, plan.meeting, queued=queued
+                    others,
+                    search_space,
+                    trial.number,
+                    refuted=plan.meeting,  # as if no trial met the target
+                    queued=queued,
                 ).values
             if values is None:
                 return self._candidates(search_space, queued).any(
@@ -543,8 +547,8 @@ def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
     """Return whether a trial may have these values, which no other running trial has claimed.
 
     If two workers claim the same values, the one that writes last sees the other's claim. The trial
-    with the higher number withdraws at once. The one with the lower number waits for that, and
-    withdraws itself if the higher one had been first.
+    with the higher number withdraws at once. The one with the lower number waits WITHDRAW_S for
+    that, and withdraws itself if the other has not.
     """
     claim = partial(study._storage.set_trial_system_attr, trial._trial_id, CLAIM)
     claim(values)

@@ -63,6 +63,9 @@ _JOULES_A_FLOP = 3e-12
 _COMPILES_FROM_J = 3_000
 # from here on the fused output layer is worth it, as it spares the logits
 _LARGE_VOCABULARY = 16_384
+# Parameters from which on float8 is tried: OPT-1.3B takes 6 % less energy so, Llama 7B a fifth less
+# (reports/real-sizes.md).
+_FLOAT8_FROM = 1_000_000_000
 _FILLS_A_GPU = 4096  # tokens in a micro batch (steps are expensive below: reports/performance.md)
 _FEWEST_STEPS = 8  # steps in an epoch
 _RANKS = (16, 64)  # LoRA's ranks: small data needs no higher ones (Schulman et al. 2025)
@@ -95,7 +98,7 @@ def choose(facts: Facts) -> AutoSpace:
     _choose_optimizer(draft, stages)
     _choose_regularization(draft, passes)
     _choose_schedule(draft)
-    _choose_kernels(draft, passes)
+    _choose_kernels(draft, passes, stages)
     _choose_task(draft)
     return draft.finished()
 
@@ -429,7 +432,7 @@ def _choose_schedule(draft: Draft) -> None:
         draft.take("warmup_ratio", 0.06, "as RoBERTa was tuned (arXiv 1907.11692)")
 
 
-def _choose_kernels(draft: Draft, passes: Passes) -> None:
+def _choose_kernels(draft: Draft, passes: Passes, stages: Sequence[int]) -> None:
     facts = draft.facts
     draft.leave(
         "attention_implementation",
@@ -449,6 +452,7 @@ def _choose_kernels(draft: Draft, passes: Passes) -> None:
     if not facts.on_gpu:
         draft.leave("precision", "a CPU trains in float32")
         draft.leave("torch_compile", "compiling takes longer on a CPU than it saves in such runs")
+        draft.leave("float8", "there is no GPU")
         return draft.leave("output_layer", "the fused one pays on GPUs")
     if facts.has_bf16:
         draft.take(
@@ -458,13 +462,24 @@ def _choose_kernels(draft: Draft, passes: Passes) -> None:
         )
     else:
         draft.leave("precision", "these GPUs have no bf16, and fp16 skips steps: float32")
-    flop = 6 * (facts.parameters or 0) * (facts.train_tokens or 0) * passes[-1]
-    if facts.kind == "lora" or flop * _JOULES_A_FLOP < _COMPILES_FROM_J:
+    per_token = 4 if facts.kind == "lora" else 6  # frozen weights need no gradients
+    flop = per_token * (facts.parameters or 0) * (facts.train_tokens or 0) * passes[-1]
+    if flop * _JOULES_A_FLOP < _COMPILES_FROM_J:
         draft.leave("torch_compile", "compiling costs more energy than it would save in one run")
     else:
         draft.take(
             "torch_compile", (False, True), "the longer runs are long enough to pay for compiling"
         )
+    if not facts.has_float8:
+        draft.leave("float8", "these GPUs have none")
+    elif "torch_compile" not in draft.domains:
+        draft.leave("float8", "it needs torch_compile in the space")
+    elif (facts.parameters or 0) < _FLOAT8_FROM:
+        draft.leave("float8", "the layers of a smaller model gain little or nothing")
+    elif max(stages) == 3:
+        draft.leave("float8", "it can't be used with ZeRO 3")
+    else:
+        draft.take("float8", ("none", "tensorwise"), "large layers take less energy so")
     if facts.task not in _WITH_OUTPUT_LAYER:
         return draft.leave("output_layer", f"the task {facts.task} has no other")
     if (facts.vocab_size or 0) < _LARGE_VOCABULARY:

@@ -19,8 +19,9 @@ from carbonopt.core.dimensions import (
     STABLE_DECAY,
     TrialParams,
 )
-from carbonopt.core.errors import BadInput, first_error
+from carbonopt.core.errors import BadInput
 from carbonopt.core.format import visible_text
+from carbonopt.core.refusals import first_error
 from carbonopt.core.values import Scalar
 from carbonopt.spec.space_settings import Choices, Domain, Fixed, Range, Space, values_of
 
@@ -33,6 +34,8 @@ _EXISTENCE = (
     "offload",
     "precision",
     "output_layer",
+    "torch_compile",
+    "float8",
     "num_generations",
     "optimizer",
     "weight_averaging",
@@ -46,6 +49,8 @@ _PARTNERED = (
     "offload",
     "precision",
     "output_layer",
+    "torch_compile",
+    "float8",
     "optimizer",
     "weight_averaging",
     "world_size",
@@ -154,6 +159,23 @@ class SearchSpace:
             return "precision: fp16 needs a GPU, but launch.gpus is empty."
         if params.output_layer == "fused_fp8" and not self.on_gpu:
             return "output_layer: fused_fp8 needs a GPU, but launch.gpus is empty; use fused."
+        return self._rule_of_float8(params) if params.trains_in_float8 else None
+
+    def _rule_of_float8(self, params: TrialParams) -> str | None:
+        if not self.on_gpu:
+            return f"float8: {params.float8} needs a GPU, but launch.gpus is empty; use none."
+        if params.precision != "bf16":
+            return f"float8: {params.float8} needs precision bf16, but got {params.precision}."
+        if not params.torch_compile:
+            return (
+                f"float8: {params.float8} needs torch_compile: true, without which rounding takes"
+                f" longer than float8 saves, but got {params.torch_compile}."
+            )
+        if params.zero_stage == 3:
+            return (
+                f"float8: {params.float8} needs zero_stage 0, 1 or 2, since its layers would keep"
+                " all weights that stage 3 gathers, but got 3."
+            )
         return None
 
     def start_values(self, start: dict[str, Scalar]) -> dict[str, Scalar]:

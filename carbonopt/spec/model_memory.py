@@ -61,6 +61,7 @@ class ModelMemory(Frozen):
     reduce_bucket_elements: Whole = REDUCE_BUCKET_ELEMENTS
     live_parameters: Whole = LIVE_PARAMETERS
     overlapped: bool | None = None  # DeepSpeed's overlap_comm; None: its default
+    left_out: str | None = None  # settings of the space that were not examined, in words
 
     def profile(self, params: TrialParams) -> MemoryProfile | None:
         """Return the profile of a trial's settings.

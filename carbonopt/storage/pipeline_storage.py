@@ -6,8 +6,9 @@ folders of their own.
 
 from pydantic import ValidationError
 
-from carbonopt.core.errors import BadInput, first_error
+from carbonopt.core.errors import BadInput
 from carbonopt.core.files import read_text, write_bytes
+from carbonopt.core.refusals import first_error
 from carbonopt.core.values import Frozen
 from carbonopt.spec.pipeline_file import Pipeline, PipelineData, PipelineSession
 from carbonopt.storage.paths import PipelinePaths, StudyPaths

@@ -20,9 +20,10 @@ from optuna.trial import TrialState as OptunaState
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from carbonopt.core.errors import BadInput, CarbonoptError, first_error
+from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.files import is_folder
 from carbonopt.core.quality import Target
+from carbonopt.core.refusals import first_error
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
@@ -69,7 +70,7 @@ class Snapshot:
             default=len(self.trials),
         )
 
-    def interrupted(self, number: int) -> TrialRecord | None:
+    def earlier_record(self, number: int) -> TrialRecord | None:
         """Return the record of a trial's earlier attempts; None before its first attempt."""
         attribute = (
             self.trials[number].user_attrs.get("record") if number < len(self.trials) else None

@@ -155,7 +155,7 @@ class _WorkerRow(Worker):
 class Lease:
     """A worker's right to work on a study.
 
-    From `take` to `give_back`, nothing is stored through this storage once the right is lost.
+    Between `take` and `give_back`, every write fails once another worker has taken the study over.
 
     Args:
         storage: the study's storage.
@@ -168,7 +168,9 @@ class Lease:
         self.worker = Worker.this()
         self._clock_s = _clock_s(self._engine)
         self._heard_at_s = 0.0
-        self.living = frozenset({self.worker.id})  # live workers when `remove_dead` was last called
+        self.living = frozenset(
+            {self.worker.id}
+        )  # live workers when `living_without_dead` was last called
         self._mine = (_WORKERS.c.study == study) & (_WORKERS.c.id == self.worker.id)
 
     def take(self) -> None:
@@ -195,7 +197,7 @@ class Lease:
                         began_at_s=self._clock_s, heard_at_s=self._clock_s, **me
                     )
                 )
-        event.listen(self._engine, "after_cursor_execute", self._check)
+        event.listen(self._engine, "after_cursor_execute", self._refuse_if_lost)
 
     def renew(self) -> None:
         """Store a heartbeat, if one is due.
@@ -214,7 +216,7 @@ class Lease:
                 connection.execute(_WORKERS.update().where(self._mine).values(beat))
             self._heard_at_s = now_s
 
-    def _check(self, connection: Connection, *executed: Any) -> None:
+    def _refuse_if_lost(self, connection: Connection, *executed: Any) -> None:
         """Raise CarbonoptError if this worker has lost the study.
 
         It is checked within the transaction that writes, before the end of which nobody can take
@@ -237,7 +239,7 @@ class Lease:
             )
             raise CarbonoptError(f"{taken}, {silent}; what it had stored by then counts.")
 
-    def remove_dead(self) -> frozenset[str]:
+    def living_without_dead(self) -> frozenset[str]:
         """Return the names of the live workers, this one among them; dead ones lose the study.
 
         The caller holds the lock (see `lock`).
@@ -258,7 +260,7 @@ class Lease:
             yield
 
     def give_back(self) -> None:
-        event.remove(self._engine, "after_cursor_execute", self._check)
+        event.remove(self._engine, "after_cursor_execute", self._refuse_if_lost)
         # If that can't be stored, the next worker finds that this process is gone, or silent.
         with suppress(SQLAlchemyError), unless_held(), self._engine.begin() as connection:
             connection.execute(_WORKERS.delete().where(self._mine))
@@ -322,8 +324,8 @@ def _lock_by_file(engine: Engine, study: str, waiting: Callable[[], None]) -> It
 def _lock_by_postgresql(engine: Engine, study: str, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold a study's lock in PostgreSQL, which serves waiting workers in their order.
 
-    The lock is a transaction's. A session's lock that is granted in the instant in which the
-    waiting for it ends would be kept without anybody knowing.
+    The lock is a transaction's, which a rollback gives back. A session's lock that is granted just
+    as the waiting for it times out would stay held unnoticed.
     """
     key = {"key": int.from_bytes(_digest(study)[:8], signed=True)}
     with engine.connect() as connection:

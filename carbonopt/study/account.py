@@ -60,15 +60,14 @@ class StudyBudget:
     Args:
         checked: The study.
         account: The account of this worker's session.
+        hours_before: Hours in which at least one worker has worked before this session; they count,
+            too.
     """
 
-    # Hours in which at least one worker has worked before this session; they count, too. The loop
-    # over trials sets it as it begins.
-    hours_before: float = 0.0
-
-    def __init__(self, checked: CheckedStudy, account: SessionAccount) -> None:
+    def __init__(self, checked: CheckedStudy, account: SessionAccount, hours_before: float) -> None:
         self._checked = checked
         self._account = account
+        self._hours_before = hours_before
 
     @property
     def limits_energy(self) -> bool:
@@ -78,7 +77,7 @@ class StudyBudget:
     def limit_reached(self, energy_kwh: float) -> str | None:
         """Return which limit a study that has used this energy has reached, in words."""
         budget = self._checked.config.budget
-        hours = self.hours_before + self._account.duration_s / 3600
+        hours = self._hours_before + self._account.duration_s / 3600
         emissions = self._checked.emissions_kg_co2e(energy_kwh)
         for unit, limit, used in (
             ("hours", budget.hours, hours),

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from optuna.storages import RDBStorage
@@ -65,11 +66,11 @@ def run_study(session: Session) -> StudyData:
     ):
         asked_to_end = partial(_asked_to_end, lease, session.interrupted)
         inputs = input_files(checked.config)
-        waits = session.local_worker is not None or (
+        waits_for_leader = session.local_worker is not None or (
             joins and checked.config.launch.kind == "slurm"
         )
-        if waits:
-            # The energy of its devices is the study's from here on, also while it waits.
+        if waits_for_leader:
+            # The energy of its devices is the study's from here on, also while it waits_for_leader.
             account = _begin_engine(session, checked, inputs, lease, asked_to_end, prepares=False)
             _await_study(database, checked.config.name, session.local_worker, asked_to_end)
         stored, checked = load_stored(database, checked, paths, where, joins=joins)
@@ -79,7 +80,7 @@ def run_study(session: Session) -> StudyData:
                 return done
         inputs = recorded_inputs(inputs, stored, where, asked_to_end)
         session.on_begin()
-        if not waits:
+        if not waits_for_leader:
             account = _begin_engine(
                 session, checked, inputs, lease, asked_to_end, prepares=not joins
             )
@@ -91,7 +92,8 @@ def run_study(session: Session) -> StudyData:
         session.before_measuring()
         remember_storage(paths, session.url, checked.config.name)
         stored = note_study(database, stored, checked, lease, provenance, prepared, inputs)
-        TrialLoop(session, checked, lease, account, stored, prepared, asked_to_end).run(inputs)
+        session = replace(session, checked=checked, interrupted=asked_to_end)
+        TrialLoop(session, lease, account, stored, prepared).run(inputs)
         return _read_after_others(database, stored, lease, asked_to_end)
 
 

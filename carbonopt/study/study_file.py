@@ -5,7 +5,6 @@ YAML goes in; a checked `StudyConfig` comes out, or one sentence that says which
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,112 +12,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError, create_model
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, REQUIRED
-from carbonopt.core.errors import BadInput, first_error, hint, shortened
+from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import read_text
+from carbonopt.core.refusals import first_refusal, hint
 from carbonopt.spec.hostfile_format import parse_hostfile
 from carbonopt.spec.launch_settings import LAUNCHES, LocalLaunch
 from carbonopt.spec.pipeline_file import Pipeline, PipelineStep
 from carbonopt.spec.space_settings import AUTO, Choices, Range, Space, UnchosenSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.workload_settings import Workload
+from carbonopt.study.yaml_file import MAX_MIB, read_yaml
 from carbonopt.train.tasks.task import task_class
-
-
-class _Loader(yaml.SafeLoader):
-    """A safe YAML loader that also reads 1e-3 as a number and refuses a key given twice."""
-
-    _values = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self._values += 1
-        if self._values > _MOST_VALUES:
-            raise _refusal(
-                f"a file can have {_MOST_VALUES:,} keys and values at most",
-                self.peek_event(),  # type: ignore[no-untyped-call]
-            )
-        if self.check_event(yaml.AliasEvent):  # a few lines of aliases can stand for gigabytes
-            raise _refusal(
-                "aliases (*name) can't be used",
-                self.peek_event(),  # type: ignore[no-untyped-call]
-            )
-        return super().compose_node(parent, index)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        # The errors of a tag that doesn't fit its value, such as !!int [1].
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            value = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a collection"
-            raise _refusal(
-                f"{value} can't be read as {node.tag.rpartition(':')[2]}", node
-            ) from error
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        if not isinstance(node, yaml.MappingNode):
-            raise _refusal(f"{node.value!r} can't be read as a mapping", node)
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str | int | float | bool):
-                raise _refusal("a key must be plain text", key_node)
-            if key in seen:
-                raise _refusal(f"key {key!r} is given twice", key_node)
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-    def construct_number(self, node: yaml.ScalarNode) -> Any:
-        # YAML 1.1 reads 1:30 as 90 and 010 as 8.
-        if len(node.value) > 100 or ":" in node.value or re.match(r"[-+]?0[0-9_]+$", node.value):
-            raise _refusal(
-                f"{node.value[:80]} is no decimal number; write one, or text in quotes", node
-            )
-        return (
-            self.construct_yaml_int(node)
-            if node.tag.endswith("int")
-            else self.construct_yaml_float(node)
-        )
-
-
-def _refusal(problem: str, place: Any) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
-
-
-# Dates (2024-01-01), merge keys (<<) and = are read as text.
-_Loader.yaml_implicit_resolvers = {
-    sign: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if tag.rpartition(":")[2] in ("float", "int", "null")
-    ]
-    for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-# YAML 1.1 reads NO and ON, which are a country and a province, as booleans; YAML 1.2 has only true
-# and false.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
-)
-# PyYAML reads 1e-3, .5e-3 and -.5 as text; whoever writes a learning rate so means the number.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"""^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+
-                    |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?)$""",
-        re.VERBOSE,
-    ),
-    list("-+.0123456789"),
-)
-for _kind in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 # Keys whose value may be the path of a file with the content, so that several studies can share it.
 PIECES = (("search", "space"), ("carbon",), ("workload", "deepspeed"))
-MAX_MIB = 1  # largest size of a study file, a piece, a hostfile and a script's template
-_LONGEST_REASON = 600  # most characters of the parser's message that are shown
-_MOST_VALUES = 10_000  # most keys and values in a file: reading so many takes half a second
 
 
 def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) -> StudyConfig:
@@ -132,7 +42,8 @@ def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) ->
     Raises:
         BadInput: With the key's path, the value found and what is allowed.
     """
-    raw = read_mapping(path, "the study file")
+    file = read_yaml(path, "the study file")
+    raw = file.values
     if isinstance(workload := raw.get("workload"), dict):
         for key, model in models.items():
             workload[key] = {"name_or_path" if key == "model" else "model": str(model)}
@@ -155,7 +66,7 @@ def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) ->
     # An unknown user's home, or a name that no system accepts.
     except (RuntimeError, OSError, ValueError) as error:
         raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
-    return parse_study(raw, str(path))
+    return parse_study(raw, file.place)
 
 
 @dataclass(frozen=True)
@@ -173,13 +84,14 @@ class PipelineFile:
         Raises:
             BadInput: If something in it is wrong.
         """
-        raw = read_mapping(path, "the study file")
-        if "pipeline" not in raw:
+        file = read_yaml(path, "the study file")
+        if "pipeline" not in file.values:
             return None
         try:
-            return cls(path, Pipeline.model_validate(raw))
+            return cls(path, Pipeline.model_validate(file.values))
         except ValidationError as error:
-            raise BadInput(f"{path}: {first_error(error)}") from error
+            refusal = first_refusal(error, partial(_known_keys, raw={}, top=Pipeline))
+            raise BadInput(f"{file.place(refusal.keys)}: {refusal.text}") from error
 
     def study(self, step: PipelineStep) -> Path:
         """Return the path of a step's study file.
@@ -213,7 +125,7 @@ def _piece(value: Any, folder: Path, name: str) -> Any:
     ):
         raise BadInput(f"search.space must be {AUTO}, a file or the dimensions, but got {value!r}.")
     is_path = isinstance(value, str) and (name, value) != ("search.space", AUTO)
-    return read_mapping(folder / Path(value).expanduser(), name) if is_path else value
+    return read_yaml(folder / Path(value).expanduser(), name).values if is_path else value
 
 
 def _with_hosts(launch: Any) -> Any:
@@ -230,30 +142,17 @@ def _with_hosts(launch: Any) -> Any:
     return {**launch, "hosts": [host.model_dump() for host in hosts]}
 
 
-def read_mapping(path: Path, what: str) -> dict[Any, Any]:
-    text = read_text(path, what, MAX_MIB)
-    try:
-        raw = yaml.load(text, Loader=_Loader)  # noqa: S506 – the loader is a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        deep = isinstance(error, RecursionError)
-        said = "it is nested too deeply" if deep else " ".join(str(error)[:_LONGEST_REASON].split())
-        said = said.replace('in "<unicode string>",', "at")
-        raise BadInput(f"{path} is not valid YAML: {said}") from error
-    if not isinstance(raw, dict):
-        what = "is empty" if raw is None else f"holds {shortened(raw)}"
-        raise BadInput(f"{path} must hold keys and their values, but {what}.")
-    return raw
-
-
-def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
+def parse_study(raw: dict[str, Any], origin: str | Callable[[Sequence[Any]], str]) -> StudyConfig:
     """Check a study given as plain data.
 
     Args:
-        origin: The name of the study file in errors.
+        origin: The name of the study file in errors, or a function that returns the file and the
+            line of a key.
 
     Raises:
         BadInput: As `load_study`.
     """
+    place = origin if callable(origin) else lambda keys: origin
     try:
         workload = _checked_workload(raw)
         raw = _with_space(raw)
@@ -264,15 +163,14 @@ def parse_study(raw: dict[str, Any], origin: str) -> StudyConfig:
         return _with_pruning(_with_quality(config))
     except (TypeError, RecursionError) as error:
         raise BadInput(
-            f"{origin} must hold plain text, numbers, lists and mappings: {error}."
+            f"{place(())} must hold plain text, numbers, lists and mappings: {error}."
         ) from error
     except BadInput as error:
-        raise BadInput(f"{origin}: {error}") from error
+        raise BadInput(f"{place(error.keys)}: {error}") from error
     except ValidationError as error:
-        problem = first_error(
-            error, partial(_known_keys, raw=raw), (*LAUNCHES, "Choices", "Range", "Fixed")
-        )
-        raise BadInput(f"{origin}: {problem}") from error
+        unnamed = (*LAUNCHES, "Choices", "Range", "Fixed")
+        refusal = first_refusal(error, partial(_known_keys, raw=raw), unnamed)
+        raise BadInput(f"{place(refusal.keys)}: {refusal.text}") from error
 
 
 def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
@@ -313,16 +211,18 @@ def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
         return {**raw, "search": {**raw["search"], "space": own | space}}
     for name in space:
         if name not in DIMENSION_NAMES:
-            raise BadInput(f"unknown key search.space.{name}; {hint(str(name), DIMENSION_NAMES)}")
+            unknown = f"unknown key search.space.{name}; {hint(str(name), DIMENSION_NAMES)}"
+            raise BadInput(unknown, keys=("search", "space", str(name)))
         tasks = DIMENSIONS[name].tasks
         if task is not None and tasks and task not in tasks and space[name] is not None:
             raise BadInput(
                 f"search.space.{name} goes with the task {' or '.join(tasks)}, but the task is"
-                f" {task}."
+                f" {task}.",
+                keys=("search", "space", str(name)),
             )
     for name in REQUIRED:
         if space.get(name) is None:
-            raise BadInput(f"search.space.{name} is missing.")
+            raise BadInput(f"search.space.{name} is missing.", keys=("search", "space"))
     return raw
 
 
@@ -463,8 +363,10 @@ def _changed(part: Any, keys: Sequence[str], change: Callable[[Any], Any]) -> An
     return {**part, keys[0]: _changed(part[keys[0]], keys[1:], change)}
 
 
-def _known_keys(loc: list[Any], raw: dict[str, Any]) -> list[str]:
-    model: Any = StudyConfig
+def _known_keys(
+    loc: list[Any], raw: dict[str, Any], top: type[BaseModel] = StudyConfig
+) -> list[str]:
+    model: Any = top
     for part in loc:
         if isinstance(part, int):
             continue

@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
 
 from carbonopt.analysis.concurrency import most_concurrent_trials
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import InputFile, StudyData, wall_clock_s
 from carbonopt.spec.trial_spec import Prepared, TrialSpec
 from carbonopt.storage.study_storage import (
@@ -36,8 +38,7 @@ from carbonopt.study.outputs import remove_outputs
 from carbonopt.study.repeats import all_run, next_repeat, with_confirmation
 from carbonopt.study.resume import may_write
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import CheckedStudy
-from carbonopt.study.trial_runner import TrialRunner, compiles_first, interruption
+from carbonopt.study.trial_runner import TrialRunner, interruption
 from carbonopt.study.trial_watch import begun_record
 from carbonopt.train.tasks.task import task_for
 
@@ -57,18 +58,18 @@ class TrialLoop:
     The engine has begun and is prepared.
     """
 
-    session: Session
-    checked: CheckedStudy  # the session's, with the space that was chosen in the preparation
+    session: Session  # with the space that was chosen in the preparation
     lease: Lease
     account: SessionAccount
     storage: StudyStorage
     prepared: Prepared | None
-    interrupted: Callable[[], bool]  # the session's; it also stores the worker's heartbeat
 
     def __post_init__(self) -> None:
         # It imports SciPy, which can wait until the trials' processes have been started.
         from carbonopt.search.strategy import Strategy
 
+        self.checked = self.session.checked
+        self.config = self.checked.config
         self.engine = self.checked.engine
         self.paths = self.session.paths
         self.display = self.session.display
@@ -76,40 +77,32 @@ class TrialLoop:
         self.shown = set[int]()  # finished trials that the display knows of
         hardware = self.engine.hardware
         self.strategy = Strategy(
-            self.checked.config,
+            self.config,
             self.checked.space,
             None if hardware is None else hardware.gpu_memory_gib,
             self.checked.earlier,
             self.checked.advised(self.prepared),
         )
-        self.budget = StudyBudget(self.checked, self.account)
-        self.runner = TrialRunner(
-            self.session,
-            self.checked,
-            self.storage,
-            self.lease,
-            self.account,
-            self.budget,
-            self.interrupted,
-        )
+        now = datetime.fromisoformat(self.account.started_at)
+        self.hours_before = wall_clock_s(self.storage.read().sessions, until=now) / 3600
+        self.budget = StudyBudget(self.checked, self.account, self.hours_before)
+        self.runner = TrialRunner(self.session, self.storage, self.lease, self.account, self.budget)
 
     def run(self, inputs: tuple[InputFile, ...]) -> None:
         """Run trials until the study ends; then wait for the local workers."""
         with self._locked() as seen:
             data = seen.data
-            now = datetime.fromisoformat(self.account.started_at)
-            self.budget.hours_before = wall_clock_s(data.sessions, until=now) / 3600
             self.storage.set_ended(None)
             self.account.store(self.storage)
             if self.checked.start is not None and not data.records:
                 # It may be queued already: an earlier call can have been killed right after that.
                 self.storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
         self.local_workers.study_began()
-        self.display.study_started(data, self.budget.hours_before)
+        self.display.study_started(data, self.hours_before)
         self.shown = {record.trial for record in data.records if _has_ended(record)}
         while True:
             self.lease.renew()
-            if (not_free := self.engine.await_free(self.interrupted)) is not None:
+            if (not_free := self.engine.await_free(self.session.interrupted)) is not None:
                 self.display.warn(not_free)
             with self._locked() as seen:
                 inputs = self._unchanged(inputs, seen.data)
@@ -136,8 +129,8 @@ class TrialLoop:
         if not writers:
             return inputs
         try:
-            where, found = str(self.paths.root), input_files(self.checked.config)
-            noted = check_unchanged(inputs, found, where, self.interrupted, writers)
+            where, found = str(self.paths.root), input_files(self.config)
+            noted = check_unchanged(inputs, found, where, self.session.interrupted, writers)
         except BadInput as error:  # not raised as BadInput, since trials have run
             raise CarbonoptError(str(error)) from error
         for file in noted:
@@ -173,10 +166,10 @@ class TrialLoop:
         """
         self._raise_if_interrupted()
         with self.lease.lock(self._raise_if_interrupted):
-            yield self.storage.recover(self.lease.remove_dead())
+            yield self.storage.recover(self.lease.living_without_dead())
 
     def _raise_if_interrupted(self) -> None:
-        if self.interrupted():
+        if self.session.interrupted():
             self.account.store(self.storage)
             raise interruption(self.paths)
 
@@ -214,7 +207,7 @@ class TrialLoop:
 
     def _may_begin(self, seen: Snapshot) -> bool:
         """Return whether the search may start another trial beside those of other workers."""
-        config, ended, running = self.checked.config, seen.finished_count(), seen.running_count()
+        config, ended, running = self.config, seen.finished_count(), seen.running_count()
         if config.budget.trials is not None and ended + running >= config.budget.trials:
             return False  # the last trials of the budget are running
         return running < most_concurrent_trials(config, ended)
@@ -226,7 +219,7 @@ class TrialLoop:
             time.sleep(LOOK_AGAIN_S / 10)
 
     def _spec(self, number: int, folder: Path, params: TrialParams, **more: Any) -> TrialSpec:
-        config = self.checked.config
+        config = self.config
         own: dict[str, Any] = {
             "number": number,
             "attempt": 1,
@@ -248,12 +241,9 @@ class TrialLoop:
         """
         number = len(seen.data.probes)
         spec = self._spec(number, self.paths.probe(number), params, probe_s=steps_s)
-        record = self._begun_record(spec)
+        record = begun_record(spec, self.config.quality, self.lease.worker.id)
         self.storage.set_probe(record)
         return partial(self.runner.run_probe, spec, record, seen.data)
-
-    def _begun_record(self, spec: TrialSpec, earlier: TrialRecord | None = None) -> TrialRecord:
-        return begun_record(spec, self.checked.config.quality, self.lease.worker.id, earlier)
 
     def _begin_trial(
         self, optuna_trial: optuna.Trial, seen: Snapshot, plan: "TrialPlan"
@@ -262,11 +252,11 @@ class TrialLoop:
 
         The caller holds the workers' lock.
         """
-        config, number = self.checked.config, optuna_trial.number
+        config, number = self.config, optuna_trial.number
         params = self.checked.space.params(optuna_trial.params)
         own_attrs = optuna_trial.user_attrs
         repeat_of = own_attrs.get(REPEAT_OF)
-        earlier = seen.interrupted(number)
+        earlier = seen.earlier_record(number)
         check_job_is_long_enough(earlier, config)
         spec = self._spec(
             number,
@@ -282,7 +272,7 @@ class TrialLoop:
         if config.workload is not None and config.launch.trains:
             task = task_for(config.workload.model_dump(mode="json"))
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
-        record = self._begun_record(spec, earlier)
+        record = begun_record(spec, self.config.quality, self.lease.worker.id, earlier)
         self.storage.save_progress(optuna_trial, record)
         return partial(self._run_trial, optuna_trial, spec, record, seen, plan)
 
@@ -294,7 +284,7 @@ class TrialLoop:
         seen: Snapshot,
         plan: "TrialPlan",
     ) -> None:
-        if compiles_first(self.checked, spec.params, seen.data):
+        if _compiles_first(self.config, spec.params, seen.data):
             with self._locked() as seen:
                 # 0 s: only the first step, which compiles; the trial measures what a step takes.
                 run_probe = self._begin_probe(spec.params, 0.0, seen)
@@ -306,7 +296,7 @@ class TrialLoop:
 
     def _why_ended(self, seen: Snapshot, plan: "TrialPlan") -> str | None:
         """Return why the search is over, in words; None while it goes on."""
-        trials = self.checked.config.budget.trials
+        trials = self.config.budget.trials
         if trials is not None and seen.finished_count() >= trials:
             return all_run(trials)
         return (
@@ -323,6 +313,22 @@ class TrialLoop:
             return False
         self.storage.queue_repeat(due.trial, due.seed)
         return True
+
+
+def _compiles_first(config: StudyConfig, params: TrialParams, data: StudyData) -> bool:
+    """Return whether a trial would compile kernels that no run has compiled yet.
+
+    Compiled kernels are kept. Their energy counts for the study, not for a training, so that it
+    does not matter which of the trials comes first.
+    """
+    key = attrgetter(*affecting("kernels"))
+    if not config.probes or not config.compiles(params):
+        return False
+    return all(
+        key(record.params) != key(params)
+        for record in (*data.records, *data.probes)
+        if record.kernels
+    )
 
 
 def _has_ended(record: TrialRecord) -> bool:

@@ -4,15 +4,14 @@ import dataclasses
 import shlex
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
 
-from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import StudyInterrupted
 from carbonopt.core.trial import TRIAL_PHASES, Phase, StopReason, TrialRecord
+from carbonopt.search.cap import cap
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.locked_storage import unless_held
@@ -23,10 +22,8 @@ from carbonopt.study.account import SessionAccount, StudyBudget
 from carbonopt.study.inherited_files import inherited_files
 from carbonopt.study.outputs import remove_outputs
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import CheckedStudy
 from carbonopt.study.trial_observer import TrialObserver
-from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch
+from carbonopt.study.trial_watch import Rules, TrialWatch
 
 if TYPE_CHECKING:
     from carbonopt.search.strategy import TrialPlan
@@ -37,17 +34,15 @@ class TrialRunner:
     """Runs trials and probes for one worker, one at a time."""
 
     session: Session
-    checked: CheckedStudy  # the session's, with the space that was chosen in the preparation
     storage: StudyStorage
     lease: Lease
     account: SessionAccount
     budget: StudyBudget
-    interrupted: Callable[[], bool]
     # Energy that the study has used, without the trial running here.
     _elsewhere_kwh: float = 0.0
 
     def __post_init__(self) -> None:
-        self._engine = self.checked.engine
+        self._engine = self.session.checked.engine
         self._observers: list[TrialObserver] = [self.session.display, self.session.trackers]
 
     def run_trial(
@@ -85,7 +80,7 @@ class TrialRunner:
         if record.stop_reason is StopReason.INTERRUPTED:
             self.storage.requeue(optuna_trial, record)
         else:
-            self.storage.tell(optuna_trial, record, self.checked.config.target.at())
+            self.storage.tell(optuna_trial, record, self.session.checked.config.target.at())
             if spec.program is not None:
                 data = self.storage.snapshot(self.lease.living).data
                 remove_outputs(data, self.session.paths, self.session.display.warn, ended=False)
@@ -122,7 +117,7 @@ class TrialRunner:
 
         self._elsewhere_kwh = before.spent_kwh()
         log = self.session.paths.probe_log(spec.number)
-        record = self._watched(spec, record, log, self._rules_of_any_run(), [], store_meanwhile)
+        record = self._watched(spec, record, log, self._rules(), [], store_meanwhile)
         store(record)
         self.session.display.probe_ended(record)
         if record.stop_reason is StopReason.INTERRUPTED:
@@ -178,65 +173,35 @@ class TrialRunner:
     def _rules_of_trial(self, seen: Snapshot, spec: TrialSpec, plan: "TrialPlan") -> Rules:
         """Return the rules that may end this trial, with its cap."""
         self._elsewhere_kwh = seen.data.spent_kwh()
-        search = self.checked.config.search
+        search = self.session.checked.config.search
         # The start configuration is the baseline, and a repeat shows how much runs differ: both
         # need complete runs to compare.
-        is_baseline = spec.number == 0 and self.checked.start is not None
+        is_baseline = spec.number == 0 and self.session.checked.start is not None
         to_its_end = spec.repeat_of is not None or is_baseline
-        cap_kg_co2e = None
-        if search.pruning.cap and search.goal == "recommend" and not to_its_end:
-            cap_kg_co2e = min(
-                (
-                    record.emissions_kg_co2e
-                    for record in seen.data.records
-                    if record.trial in plan.meeting and record.emissions_kg_co2e is not None
-                ),
-                default=None,
-            )
-        should_prune = None
-        if search.pruning.target and not to_its_end:
-            should_prune = plan.pruning_rule(spec.params)
-        return dataclasses.replace(
-            self._rules_of_any_run(),
-            should_prune=should_prune,
+        has_cap = search.pruning.cap and search.goal == "recommend" and not to_its_end
+        prunes = search.pruning.target and not to_its_end
+        return self._rules(
+            should_prune=plan.pruning_rule(spec.params) if prunes else None,
             audit=plan.audits,
-            cap_kg_co2e=cap_kg_co2e,
+            cap_kg_co2e=cap(seen.data.records, plan.meeting) if has_cap else None,
         )
 
-    def _rules_of_any_run(self) -> Rules:
-        """Return the rules that may end any run, a probe as well as a trial."""
+    def _rules(self, **of_trial: Any) -> Rules:
+        """Return the rules that may end any run, a probe as well as a trial, and a trial's own."""
 
         def budget_spent() -> bool:
             running = sum(self._engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
             return self.budget.limit_reached(self._elsewhere_kwh + running) is not None
 
-        launch = self.checked.config.launch
+        launch = self.session.checked.config.launch
         return Rules(
-            should_prune=None,
-            audit=False,
-            cap_kg_co2e=None,
-            emissions_kg_co2e=self.checked.emissions_kg_co2e,
+            emissions_kg_co2e=self.session.checked.emissions_kg_co2e,
             budget_spent=budget_spent,
-            interrupted=self.interrupted,
+            interrupted=self.session.interrupted,
             timeout_s=launch.timeout_s,
             time_limit_s=launch.trial_time_limit_s,
+            **of_trial,
         )
-
-
-def compiles_first(checked: CheckedStudy, params: TrialParams, data: StudyData) -> bool:
-    """Return whether a trial would compile kernels that no run has compiled yet.
-
-    Compiled kernels are kept. Their energy counts for the study, not for a training, so that it
-    does not matter which of the trials comes first.
-    """
-    config, key = checked.config, attrgetter(*affecting("kernels"))
-    if not config.probes or not config.compiles(params):
-        return False
-    return all(
-        key(record.params) != key(params)
-        for record in (*data.records, *data.probes)
-        if record.kernels
-    )
 
 
 def interruption(paths: StudyPaths) -> StudyInterrupted:

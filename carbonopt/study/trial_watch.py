@@ -7,7 +7,7 @@ that may stop the trial.
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from carbonopt.core.states import CPU_CONTENTION_FROM
 from carbonopt.core.trial import (
     TRIAL_PHASES,
     EvalPoint,
+    Forecast,
     Phase,
     QualityResult,
     Stage,
@@ -30,7 +31,7 @@ from carbonopt.core.trial import (
 from carbonopt.core.units import now_utc
 from carbonopt.energy.meter import Meter
 from carbonopt.energy.meter_reading import Reading
-from carbonopt.engines.engine import RunningTrial, was_interrupted
+from carbonopt.engines.engine import RunningTrial, await_own_signal
 from carbonopt.search.cap import exceeds_cap
 from carbonopt.spec.quality_source import NoQuality
 from carbonopt.spec.trial_spec import TrialSpec
@@ -39,7 +40,6 @@ from carbonopt.study.process_exit import SIGNALLED, host_oom_kills, how_they_end
 from carbonopt.study.record_fields import at_most, measured_fields, unmeasured
 from carbonopt.study.standstill import Standstill
 from carbonopt.study.trial_observer import TrialObserver
-from carbonopt.study.trial_rules import Rules
 from carbonopt.train.failures import ran_out_of_memory
 
 # Longest wait for an event before the clock, the cap and the budget are checked again.
@@ -69,7 +69,7 @@ _STATES = {
 
 
 def begun_record(
-    spec: TrialSpec, quality: Quality, worker: str, earlier: TrialRecord | None
+    spec: TrialSpec, quality: Quality, worker: str, earlier: TrialRecord | None = None
 ) -> TrialRecord:
     """Return the record of a trial or a probe that this worker begins now.
 
@@ -86,6 +86,23 @@ def begun_record(
             "earlier_attempts_gpu_kwh": earlier.spent_gpu_kwh,
         }
     return TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules that may end a trial before its own end."""
+
+    emissions_kg_co2e: Callable[[float], float]  # returns the emissions of an energy in kWh
+    budget_spent: Callable[[], bool]
+    interrupted: Callable[[], bool]
+    timeout_s: float  # longest time without progress
+    time_limit_s: float | None = None  # longest time for the whole trial
+    # Returns the forecast by which a trial with these evaluations and total steps will miss the
+    # target, if it will. None instead of a function: the trial is never pruned for its target.
+    should_prune: Callable[[Sequence[EvalPoint], int], Forecast | None] | None = None
+    audit: bool = False  # True: a trial that should be pruned runs to its end all the same
+    # Emissions of the best trial that meets the target; None: no cap.
+    cap_kg_co2e: float | None = None
 
 
 @dataclass
@@ -448,7 +465,7 @@ class TrialWatch:
         """Note the failure of processes that ended without reporting a reason."""
         # A program may turn a signal into an exit code of its own.
         by_signal = code > SIGNALLED or self.spec.program is not None
-        if by_signal and was_interrupted(self.rules.interrupted):
+        if by_signal and await_own_signal(self.rules.interrupted):
             self._note(state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED)
         elif self.spec.program is not None and ran_out_of_memory(
             self.trial.log_tail(PRINTED_LINES)

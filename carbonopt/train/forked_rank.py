@@ -4,6 +4,10 @@ This is the fork server's module; forks call `run`. Importing touches no GPU, be
 process that has opened one can't use it.
 """
 
+from carbonopt.train.speed import torchao_import  # noqa: F401 – before transformers imports it
+
+# isort: split
+
 import importlib
 import json
 import os

@@ -41,6 +41,7 @@ _COMPILER_MODULES = (
 )
 _PACKAGES = (
     "torch deepspeed transformers accelerate datasets tokenizers numpy pydantic pillow scikit-learn"
+    " peft torchao huggingface_hub pyarrow sqlglot trl"
 )
 # where the module isn't named like the package
 _MODULE_OF = {"pillow": "PIL", "scikit-learn": "sklearn"}

@@ -30,6 +30,7 @@ from carbonopt.train.optim.averaging import WeightAverage
 from carbonopt.train.optim.deepspeed_config import deepspeed_config
 from carbonopt.train.optim.schedule import ScheduledTrainer
 from carbonopt.train.speed.fast_step import install_fast_step
+from carbonopt.train.speed.float8_layers import train_in_float8
 from carbonopt.train.speed.whole_step import WholeStep, whole_step
 from carbonopt.train.tasks.task import Trained, TrialRun
 
@@ -44,7 +45,7 @@ _LOSS_CHECK_STEPS = 50
 
 
 class TrialTrainer(ScheduledTrainer):
-    """The Trainer with the trial's own order of data, already this rank's part, batch by batch."""
+    """A Trainer whose data set yields this rank's finished batches, in the trial's own order."""
 
     # loss of this rank's last micro batch, still on its device
     last_loss: torch.Tensor | None = None
@@ -102,8 +103,11 @@ def _kernels() -> Kernels | None:
     return Kernels.LOADED if counted["fxgraph_cache_hit"] else None
 
 
-class Evaluations(TrainerCallback):
-    """A callback that evaluates at planned steps and stops all ranks if the study says so."""
+class TrialCallback(TrainerCallback):
+    """What happens between a trial's steps: evaluations, progress, probes and averaging.
+
+    It stops all ranks if the study says so.
+    """
 
     def __init__(
         self, task: "TrainerTask", run: TrialRun, trainer: TrialTrainer, speaker: Speaker | None
@@ -144,9 +148,9 @@ class Evaluations(TrainerCallback):
         if self._speaker is not None:
             # Evaluations report the CPU wait of all ranks, but a trial can be stopped before the
             # first one.
-            waits_for_evaluation = step >= self._evaluation_steps[0]
+            evaluations_report_it = step >= self._evaluation_steps[0]
             self._speaker.progress(
-                step, self._run.total_steps, None if waits_for_evaluation else self._cores.end
+                step, self._run.total_steps, None if evaluations_report_it else self._cores.end
             )
         evaluates = step in self._evaluation_steps
         if evaluates or step % _LOSS_CHECK_STEPS == 0:
@@ -251,7 +255,7 @@ class Evaluations(TrainerCallback):
 def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Trained:
     """Train a trial on this rank; see `TrainingTask.train`.
 
-    The order of the steps is the one that each kind of model needs (see `random_model` and
+    The order of the calls below is the one that each kind of model needs (see `random_model` and
     `pretrained_model`).
     """
     spec, params, workload, kind = run.spec, run.params, task.workload, task.model_kind
@@ -289,6 +293,8 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
         models.fuse_output_layer(
             model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile
         )
+    if params.trains_in_float8:
+        train_in_float8(model, str(params.float8))
     if params.lora_rank:
         set_seed(spec.seed)
         model = models.with_lora(
@@ -301,20 +307,19 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
         speaker.stage(Stage.ENGINE)
     trainer = task.trainer(run, model, arguments)
     trainer.optimizer_cls_and_kwargs = chosen_optimizer(params, workload, trainer)
-    evaluations = Evaluations(task, run, trainer, speaker)
-    trainer.add_callback(evaluations)
+    callback = TrialCallback(task, run, trainer, speaker)
+    trainer.add_callback(callback)
     trainer.train()
-    # The last step has an evaluation, and no trial is stopped between evaluations, probes excepted.
-    assert evaluations.last is not None or spec.probe_s is not None
-    return Trained(
-        evaluations.last, functools.partial(_save_model, trainer, evaluations, run.folder)
-    )
+    # The last step has an evaluation. A trial, unlike a probe, stops itself only at evaluations;
+    # cap, budget and interruption kill it from outside.
+    assert callback.last is not None or spec.probe_s is not None
+    return Trained(callback.last, functools.partial(_save_model, trainer, callback, run.folder))
 
 
 def _save_model(
-    trainer: TrialTrainer, evaluations: Evaluations, folder: PreparedFolder, target: Path
+    trainer: TrialTrainer, callback: TrialCallback, folder: PreparedFolder, target: Path
 ) -> None:
-    with evaluations.judged_weights:
+    with callback.judged_weights:
         trainer.save_model(str(target))  # on every rank: ZeRO-3 gathers
     if ranks.rank() == 0:
         (target / "training_args.bin").unlink()  # a pickle, which nobody should have to trust

@@ -171,6 +171,7 @@ def test_what_affects_the_quality_and_what_the_cost_of_a_step() -> None:
         "global_batch_size",
         "precision",
         "output_layer",
+        "float8",
         "lora_rank",
         "optimizer",
         "dropout",
@@ -184,7 +185,7 @@ def test_what_affects_the_quality_and_what_the_cost_of_a_step() -> None:
 def test_what_a_compiled_run_compiles_anew_for() -> None:
     assert set(affecting("kernels")) == {
         "torch_compile", "output_layer", "micro_batch_size_per_gpu", "precision", "attention_implementation",
-        "gradient_checkpointing", "zero_stage", "offload", "world_size", "lora_rank", "dropout",
+        "gradient_checkpointing", "zero_stage", "offload", "world_size", "lora_rank", "dropout", "float8",
     }  # fmt: skip
 
 

@@ -295,7 +295,7 @@ def watched(number, script, ranks=1, timeout_s=60.0, cap=None):
     params = TrialParams(global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=1)
     here = os.environ["FOLDER"]
     spec = TrialSpec(number=number, attempt=1, seed=0, params=params, workload={}, prepared_dir=here, trial_dir=here)
-    rules = Rules(None, False, cap, lambda kwh: kwh, lambda: False, lambda: False, timeout_s)
+    rules = Rules(lambda kwh: kwh, lambda: False, lambda: False, timeout_s, cap_kg_co2e=cap)
     meter.enter(Phase.SETUP)
     rank = "import os, time\\nif os.environ['RANK'] != '0':\\n    time.sleep(600)\\n" + SPEAKING + script
     processes = WorkProcesses(

@@ -121,15 +121,15 @@ def test_a_node_that_a_trial_leaves_idle_is_in_gap_meanwhile() -> None:
     meter = NodeMeters({HERE: here, THERE: there}, [2, 2])
     meter.enter(Phase.SETUP)
     meter.use(2)
-    assert (here._open, there._open) == (Phase.SETUP, Phase.GAP)
+    assert (here._phase, there._phase) == (Phase.SETUP, Phase.GAP)
     meter.enter(Phase.TRAIN)
-    assert (here._open, there._open) == (Phase.TRAIN, Phase.GAP)
+    assert (here._phase, there._phase) == (Phase.TRAIN, Phase.GAP)
     meter.enter(Phase.GAP)
     meter.enter(Phase.SETUP)
     meter.use(3)
-    assert (here._open, there._open) == (Phase.SETUP, Phase.SETUP)
+    assert (here._phase, there._phase) == (Phase.SETUP, Phase.SETUP)
     meter.enter(Phase.EVAL)
-    assert (here._open, there._open) == (Phase.EVAL, Phase.EVAL)
+    assert (here._phase, there._phase) == (Phase.EVAL, Phase.EVAL)
 
 
 ROW = {

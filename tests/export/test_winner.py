@@ -441,7 +441,7 @@ def test_the_copy_of_carbonopt_is_verbatim_and_has_what_it_imports():
 def test_requirements_are_what_the_copy_imports():
     files = winner_of(
         study(
-            trial(0, params={"lora_rank": 4}),
+            trial(0, params={"lora_rank": 4, "float8": "tensorwise"}),
             raw=changed(dataset={"train_files": ["/x/a.parquet"]}),
         )
     )

@@ -103,6 +103,31 @@ def test_a_large_run_pays_for_compiling_and_a_fused_output_layer() -> None:
     assert values(of(base=GPT2, has_float8=False), "output_layer") == ("standard", "fused")
 
 
+SEVEN_BILLION = {
+    "parameters": 6_738_415_616,
+    "layers": 32,
+    "width": 4096,
+    "vocab_size": 32_000,
+    "pretrained": True,
+    "train_tokens": 10_000_000,
+    "train_examples": 20_000,
+}
+
+
+def test_float8_is_for_large_models_that_compile() -> None:
+    auto = of(**SEVEN_BILLION)
+    assert auto.facts.kind == "lora" and values(auto, "torch_compile") == (False, True)
+    assert values(auto, "float8") == ("none", "tensorwise")
+    small = {"parameters": 738_000_000, "layers": 24, "width": 1024}
+    for changes in (
+        {"has_float8": False},
+        small,
+        {"train_tokens": 1_000, "train_examples": 10},  # not worth compiling
+        {"adapts": False, "world_size": 8, "gpu_memory_gib": 24.0},  # ZeRO 3 alone fits
+    ):
+        assert "float8" in of(**{**SEVEN_BILLION, **changes}).left_out
+
+
 def test_much_data_is_not_read_more_often_than_pays() -> None:
     auto = of(
         train_tokens=8_640_000_000, train_examples=33_750_000
@@ -271,7 +296,7 @@ def test_no_space_is_refused(task: str) -> None:
         assert not auto.why.keys() & auto.left_out.keys()
         of_rlhf = {"num_generations", "max_completion_length", "kl_coefficient"}
         of_dpo = set() if task == "dpo" else {"beta", "label_smoothing"}
-        without = {"dropout", "weight_averaging"} if task == "dpo" else set()
+        without = {"dropout", "weight_averaging", "float8"} if task == "dpo" else set()
         assert (
             auto.why.keys() | auto.left_out.keys()
             == set(DIMENSION_NAMES) - of_rlhf - of_dpo - without

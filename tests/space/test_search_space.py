@@ -90,6 +90,9 @@ def test_a_range_without_steps_is_endless() -> None:
     assert space(learning_rate={"low": 1e-4, "high": 1e-2, "log": True}).combinations is None
 
 
+FLOAT8 = {"float8": "tensorwise", "precision": "bf16", "torch_compile": True}
+
+
 @pytest.mark.parametrize(
     ("dimensions", "words"),
     [
@@ -148,6 +151,11 @@ def test_a_range_without_steps_is_endless() -> None:
         ({"offload": "disk"}, ["search.space.offload", "disk"]),
         ({"precision": "fp16", "on_gpu": False}, ["fp16", "GPU"]),
         ({"output_layer": "fused_fp8", "on_gpu": False}, ["fused_fp8", "GPU"]),
+        ({**FLOAT8, "on_gpu": False}, ["float8: tensorwise needs a GPU"]),
+        ({**FLOAT8, "precision": "fp16"}, ["needs precision bf16", "got fp16"]),
+        ({**FLOAT8, "precision": None}, ["needs precision bf16", "got None"]),
+        ({**FLOAT8, "torch_compile": False}, ["needs torch_compile: true", "got False"]),
+        ({**FLOAT8, "zero_stage": 3}, ["needs zero_stage 0, 1 or 2", "got 3"]),
         ({"learning_rate": 0}, ["search.space.learning_rate", "above 0"]),
         ({"learning_rate": {"choices": ["fast"]}}, ["search.space.learning_rate", "'fast'"]),
         ({"epochs": {"low": 0, "high": 3}}, ["search.space.epochs", "above 0"]),

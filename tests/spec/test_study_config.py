@@ -11,7 +11,8 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.space_settings import Choices, Fixed, Range
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study, parse_study, read_mapping
+from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study.yaml_file import read_yaml
 
 
 def refused(study: dict, write_study) -> str:
@@ -59,7 +60,7 @@ def test_decimal_points_without_digits_beside_them_are_read(
     tmp_path: Path, text: str, value: float
 ) -> None:
     (tmp_path / "piece.yaml").write_text(f"key: {text}\n")
-    assert read_mapping(tmp_path / "piece.yaml", "the study file") == {"key": value}
+    assert read_yaml(tmp_path / "piece.yaml", "the study file").values == {"key": value}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import yaml
 from commands import refusal, within
 
 from carbonopt.core.errors import BadInput
-from carbonopt.study.study_file import load_study, read_mapping
+from carbonopt.study.study_file import load_study
+from carbonopt.study.yaml_file import read_yaml
 
 
 def written(path: Path, text: str) -> Path:
@@ -18,14 +19,18 @@ def written(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("word", ["NO", "no", "ON", "off", "Yes", "y", "n", "N"])
 def test_words_that_old_yaml_takes_for_booleans_are_text(word: str, tmp_path: Path) -> None:
-    assert read_mapping(written(tmp_path / "a.yaml", f"{word}: {word}"), "a file") == {word: word}
+    assert read_yaml(written(tmp_path / "a.yaml", f"{word}: {word}"), "a file").values == {
+        word: word
+    }
 
 
 @pytest.mark.parametrize(
     ("word", "value"), [("true", True), ("False", False), ("TRUE", True), ('"true"', "true")]
 )
 def test_booleans_are_those_of_yaml_1_2(word: str, value: bool | str, tmp_path: Path) -> None:
-    assert read_mapping(written(tmp_path / "a.yaml", f"key: {word}"), "a file") == {"key": value}
+    assert read_yaml(written(tmp_path / "a.yaml", f"key: {word}"), "a file").values == {
+        "key": value
+    }
 
 
 def test_norway_and_ontario_are_named_as_they_were_written(

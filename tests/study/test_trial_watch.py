@@ -24,8 +24,7 @@ from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import exceeds_cap
 from carbonopt.search.models.line import straight_line_loss
 from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.study.trial_rules import Rules
-from carbonopt.study.trial_watch import TrialWatch, begun_record
+from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
 
 SPEAKING = """
 import json, math, os, socket, sys, time

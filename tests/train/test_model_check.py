@@ -148,6 +148,10 @@ def test_dropout_is_set_in_a_part_of_a_configuration_or_refused():
                 " leave it out"
             ),
         ),
+        (
+            {"float8": "tensorwise"},
+            "float8: resnet can't have tensorwise: none of its linear layers is large enough",
+        ),
     ],
 )
 def test_what_convolutions_and_batch_normalization_can_not_have(searched, says, tmp_path):

@@ -9,8 +9,8 @@ It does the same when the ranks have ended by themselves.
 Run as a program (standard library only: it starts in 30 ms) it starts its ranks as programs; forked
 from the fork server, as forks (see `fork_server`).
 
-    python guard.py LIFELINE_FD CHANNEL_FD ACCOUNT_FD '{"argv": [...], "ranks": [{"RANK": "0", ...},
-        ...], "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or [], "folder":
+    python guard.py LIFELINE_FD CHANNEL_FD CPU_REPORT_FD '{"argv": [...], "ranks": [{"RANK": "0",
+        ...}, ...], "extensions": "/folder", "scratch": ["/folder", ".pattern*"] or [], "folder":
         "/where/it/runs" or null, "keeps_channel": false}'
 
 It exits with the first non-zero exit code of a rank (a signal as 128 + its number), else 0. Before,
@@ -119,7 +119,7 @@ def live(work: Callable[..., int], *arguments: Any) -> NoReturn:
     code = 1
     try:
         code = work(*arguments)
-    except BaseException as error:  # noqa: BLE001 – as above
+    except BaseException as error:  # noqa: BLE001 – a fork reports whatever ended it
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         try:

@@ -21,7 +21,7 @@ from carbonopt.core.channel import (
 from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.events import Exited, Failed, Finished, PhaseChanged
 from carbonopt.core.files import write_json
-from carbonopt.engines.engine import was_interrupted
+from carbonopt.engines.engine import await_own_signal
 from carbonopt.engines.process.environment import (
     Ranks,
     check_environment,
@@ -138,7 +138,7 @@ class Preparation:
                         return Prepared(**summary)
                     case Failed(kind="bad_input", text=text):
                         raise BadInput(text)
-                    case Exited() if was_interrupted(interrupted):
+                    case Exited() if await_own_signal(interrupted):
                         break
                     case Failed() | Exited() as event:
                         how = (

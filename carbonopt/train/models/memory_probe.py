@@ -41,9 +41,12 @@ from carbonopt.train.models import model as models
 from carbonopt.train.models.layer_extrapolation import by_layers
 from carbonopt.train.models.live_memory import MOST_S, LiveMemory
 from carbonopt.train.optim import muon
+from carbonopt.train.speed.float8_layers import train_in_float8
 from carbonopt.train.tasks.task import SMALLEST_EVAL_BATCH, task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
+# Settings that have no estimate: how the compiler divides a checkpointed layer can't be followed.
+_WITHOUT_ESTIMATE = "torch_compile with gradient_checkpointing"
 _ELEMENTS = 2**20  # size of the parameter on which an optimizer is tried
 _MOST_COMPILED = 10_000  # versions of a function's code, more than a study has settings
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -192,6 +195,10 @@ def model_memory(
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
     until = time.monotonic() + MOST_S
+    every = list(_settings(space))
+    known = [settings for settings in every if not _has_no_estimate(task, settings)]
+    if not known:
+        raise BadInput(f"there is no estimate for {_WITHOUT_ESTIMATE}")
     with refused(sentence, *_UNRUNNABLE):
         profiles = tuple(
             _profile(
@@ -203,21 +210,34 @@ def model_memory(
                 folder,
                 until,
             )
-            for settings in _settings(space)
+            for settings in known
         )
     return ModelMemory(
         profiles=profiles,
         optimizer_bytes_per_parameter=states,
         optimizer_step_bytes_per_parameter=in_step,
+        left_out=None if len(known) == len(every) else _WITHOUT_ESTIMATE,
         **{name: zero[key] for name, key in given.items() if key in zero},
     )
 
 
 def _settings(space: Space) -> Iterator[dict[str, Scalar | None]]:
-    """Generate every combination of the PROFILED dimensions, with both ends of a range."""
+    """Generate the combinations of the PROFILED dimensions, with both ends of a range.
+
+    Those that can't exist are left out.
+    """
     values = [_ends(space[name]) or (None,) for name in PROFILED]
-    yield from (
-        dict(zip(PROFILED, combination, strict=True)) for combination in itertools.product(*values)
+    for combination in itertools.product(*values):
+        settings = dict(zip(PROFILED, combination, strict=True))
+        if settings["torch_compile"] or settings["float8"] in (None, "none"):
+            yield settings
+
+
+def _has_no_estimate(task: TrainerTask, settings: dict[str, Scalar | None]) -> bool:
+    """Return whether these settings are those of `_WITHOUT_ESTIMATE`."""
+    return bool(
+        _setting(task, settings, "torch_compile")
+        and _setting(task, settings, "gradient_checkpointing")
     )
 
 
@@ -275,8 +295,6 @@ def _passes(
             torch._dynamo.config.recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
             torch._dynamo.config.accumulated_recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
         if compiles := bool(_setting(task, settings, "torch_compile")):
-            if _setting(task, settings, "gradient_checkpointing"):
-                raise BadInput("there is no estimate for torch_compile with gradient_checkpointing")
             # What the compiler keeps of a layer can depend on what it has compiled before.
             torch._dynamo.reset()  # type: ignore[no-untyped-call]
             # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for it.
@@ -297,6 +315,8 @@ def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]
         model = models.random_model(kind, config, attention, trusted)
         if settings["output_layer"] not in (None, "standard"):
             models.fuse_output_layer(model, str(settings["output_layer"]), compiled=True)
+        if settings["float8"] not in (None, "none"):
+            train_in_float8(model, str(settings["float8"]))
         if settings["lora_rank"]:
             model = models.with_lora(kind, model, int(settings["lora_rank"]), checkpointing)
     if checkpointing:

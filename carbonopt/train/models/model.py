@@ -22,8 +22,9 @@ from transformers import (
 )
 from transformers.trainer_utils import set_seed
 
-from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.errors import BadInput
 from carbonopt.core.format import count_text
+from carbonopt.core.refusals import hint
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.trial_spec import Prepared, TrialSpec
 from carbonopt.spec.workload_settings import Model, ModelWorkload

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from carbonopt.core.errors import BadInput
+from carbonopt.core.extras import check_installed
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space, values_of
 from carbonopt.train import ranks
@@ -19,6 +20,7 @@ from carbonopt.train.models import model as models
 from carbonopt.train.models.live_memory import LiveMemory
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.optim.muon import groups_of
+from carbonopt.train.speed.float8_layers import train_in_float8
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _LAYERS = 2  # models with two kinds of attention alternate them
@@ -78,6 +80,8 @@ def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) ->
             " average"
         )
         raise BadInput(f"weight_averaging: {model_type} can't have it: {why}; leave it out.")
+    for scaling in map(str, values_of(space["float8"])):
+        _check_float8(kind, config, scaling, trusted)
     if "muon" in values_of(space["optimizer"]):
         groups_of(empty, [], weight_decay=0.0)
     if lora_rank:
@@ -85,6 +89,29 @@ def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) ->
             f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE
         ):
             models.with_lora(kind, empty, lora_rank, inputs_need_gradients=False)
+
+
+def _check_float8(kind: ModelKind, config: PreTrainedConfig, scaling: str, trusted: bool) -> None:
+    """Raise BadInput if the GPU has no float8 products, or no layer of the model gains by them."""
+    if scaling == "none":
+        return
+    check_installed("torchao", "float8", f"float8: {scaling}")
+    _check_capability("float8", scaling, "none")
+    model = models.empty_model(kind, config, trusted)
+    with refused(f"float8: {config.model_type} can't have {scaling}: {{}}; use none.", ValueError):
+        train_in_float8(model, scaling)
+
+
+def _check_capability(name: str, value: str, instead: str) -> None:
+    """Raise BadInput if there are GPUs, and they have no float8 products."""
+    if not torch.cuda.is_available():
+        return
+    if (capability := torch.cuda.get_device_capability()) < FLOAT8_CAPABILITY:
+        rule = (
+            "{}: {} needs a GPU of compute capability {}.{} (Ada, Hopper) or above, but got {}.{}"
+        )
+        broken = rule.format(name, value, *FLOAT8_CAPABILITY, *capability)
+        raise BadInput(f"{broken}; use {instead}.")
 
 
 def check_output_layer(
@@ -97,15 +124,8 @@ def check_output_layer(
     """
     if layer == "standard":
         return
-    capability = (
-        torch.cuda.get_device_capability() if torch.cuda.is_available() else FLOAT8_CAPABILITY
-    )
-    if layer == "fused_fp8" and capability < FLOAT8_CAPABILITY:
-        rule = (
-            "output_layer: fused_fp8 needs a GPU of compute capability {}.{} (Ada, Hopper) or"
-            " above, but got {}.{}"
-        )
-        raise BadInput(f"{rule.format(*FLOAT8_CAPABILITY, *capability)}; use fused.")
+    if layer == "fused_fp8":
+        _check_capability("output_layer", layer, "fused")
     given, model_type = [], config.model_type
     untold = (
         f"output_layer: whether {model_type} can have a fused one can't be told, since the model"

@@ -27,7 +27,8 @@ from transformers.integrations.liger import apply_liger_kernel
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from carbonopt.core.dimensions import DIMENSIONS, scheduler_arguments
-from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.errors import BadInput
+from carbonopt.core.refusals import hint
 from carbonopt.space.search_space import check_schedule, lowest
 from carbonopt.spec.space_settings import Space, values_of
 from carbonopt.train.failures import refused

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from carbonopt.core.dimensions import DIMENSIONS
-from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.errors import BadInput
+from carbonopt.core.refusals import hint
 from carbonopt.train.failures import refused
 
 # Keys that a study may not set, by the reason: carbonopt sets them (the text says where instead),

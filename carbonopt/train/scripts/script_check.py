@@ -10,9 +10,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from carbonopt.core.errors import BadInput, hint, shortened
+from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_file, is_folder, is_there
 from carbonopt.core.quality import Quality
+from carbonopt.core.refusals import hint
 from carbonopt.core.values import Scalar
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.space_settings import Space, values_of

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.dimensions import TrainingParams
-from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.errors import BadInput
 from carbonopt.core.extras import check_installed
 from carbonopt.core.quality import REWARD
+from carbonopt.core.refusals import hint
 from carbonopt.spec.base_settings import Name, Settings
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.prepared_folder import PreparedFolder

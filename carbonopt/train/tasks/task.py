@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from carbonopt.core.dimensions import TrainingParams
-from carbonopt.core.errors import BadInput, hint
+from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import QUALITIES, Quality
+from carbonopt.core.refusals import hint
 from carbonopt.core.trial import EvalPoint, Prediction
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.prepared_folder import PreparedFolder

@@ -1,0 +1,160 @@
+"""Reads YAML files: the rules for what a file may hold, and the line of each key."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.files import read_text
+
+MAX_MIB = 1  # largest size of a study file, a piece, a hostfile and a script's template
+_LONGEST_REASON = 600  # most characters of the parser's message that are shown
+_MOST_VALUES = 10_000  # most keys and values in a file: reading so many takes half a second
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A file's keys and values, and the lines in which its keys stand."""
+
+    path: Path
+    values: dict[Any, Any]
+    lines: dict[tuple[str, ...], int]  # by the keys from the top down to the one in that line
+
+    def place(self, keys: Sequence[Any]) -> str:
+        """Return the file and the line of a key, or of the nearest key around it, in words."""
+        above = tuple(map(str, keys))
+        while above and above not in self.lines:
+            above = above[:-1]
+        return f"{self.path}, line {self.lines[above]}" if above else str(self.path)
+
+
+def read_yaml(path: Path, what: str) -> YamlFile:
+    """Read a file whose top is a mapping.
+
+    Args:
+        what: what the file is, for errors.
+
+    Raises:
+        BadInput: If it can't be read, or isn't such a file.
+    """
+    text = read_text(path, what, MAX_MIB)
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        values = None if node is None else loader.construct_document(node)
+        lines = dict(_lines(node))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        said = "it is nested too deeply" if deep else " ".join(str(error)[:_LONGEST_REASON].split())
+        said = said.replace('in "<unicode string>",', "at")
+        raise BadInput(f"{path} is not valid YAML: {said}") from error
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+    if not isinstance(values, dict):
+        holds = "is empty" if values is None else f"holds {shortened(values)}"
+        raise BadInput(f"{path} must hold keys and their values, but {holds}.")
+    return YamlFile(path, values, lines)
+
+
+def _lines(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the keys of a mapping and of the mappings and lists in it, each with its line."""
+    if isinstance(node, yaml.MappingNode):
+        entries = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        entries = [(str(place), value, value) for place, value in enumerate(node.value)]
+    else:
+        return
+    for name, begins, value in entries:
+        yield (*above, str(name)), begins.start_mark.line + 1
+        yield from _lines(value, (*above, str(name)))
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe YAML loader that also reads 1e-3 as a number and refuses a key given twice."""
+
+    _values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._values += 1
+        if self._values > _MOST_VALUES:
+            raise _refusal(
+                f"a file can have {_MOST_VALUES:,} keys and values at most",
+                self.peek_event(),  # type: ignore[no-untyped-call]
+            )
+        if self.check_event(yaml.AliasEvent):  # a few lines of aliases can stand for gigabytes
+            raise _refusal(
+                "aliases (*name) can't be used",
+                self.peek_event(),  # type: ignore[no-untyped-call]
+            )
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        # The errors of a tag that doesn't fit its value, such as !!int [1].
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            value = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a collection"
+            raise _refusal(
+                f"{value} can't be read as {node.tag.rpartition(':')[2]}", node
+            ) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise _refusal(f"{node.value!r} can't be read as a mapping", node)
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float | bool):
+                raise _refusal("a key must be plain text", key_node)
+            if key in seen:
+                raise _refusal(f"key {key!r} is given twice", key_node)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        # YAML 1.1 reads 1:30 as 90 and 010 as 8.
+        if len(node.value) > 100 or ":" in node.value or re.match(r"[-+]?0[0-9_]+$", node.value):
+            raise _refusal(
+                f"{node.value[:80]} is no decimal number; write one, or text in quotes", node
+            )
+        return (
+            self.construct_yaml_int(node)
+            if node.tag.endswith("int")
+            else self.construct_yaml_float(node)
+        )
+
+
+def _refusal(problem: str, place: Any) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
+
+
+# Dates (2024-01-01), merge keys (<<) and = are read as text.
+_Loader.yaml_implicit_resolvers = {
+    sign: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag.rpartition(":")[2] in ("float", "int", "null")
+    ]
+    for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# YAML 1.1 reads NO and ON, which are a country and a province, as booleans; YAML 1.2 has only true
+# and false.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
+)
+# PyYAML reads 1e-3, .5e-3 and -.5 as text; whoever writes a learning rate so means the number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"""^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+
+                    |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?)$""",
+        re.VERBOSE,
+    ),
+    list("-+.0123456789"),
+)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)

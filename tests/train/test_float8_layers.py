@@ -1,0 +1,95 @@
+"""Linear layers that train in float8, on a CPU, which has the same products."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from carbonopt.train.speed.float8_layers import Float8TrainedLinear, train_in_float8
+
+LLAMA = {
+    "hidden_size": 256,
+    "intermediate_size": 1152,  # the only layers of more than 1,024 outputs
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 2048,
+}
+TOKENS = torch.arange(64).view(2, 32)
+
+
+def llama(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **{**LLAMA, **changes})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def test_only_layers_that_gain_are_replaced_and_weights_keep_their_names() -> None:
+    model = llama()
+    names, weights = list(model.state_dict()), list(model.parameters())
+    train_in_float8(model, "tensorwise")
+    replaced = {name for name, part in model.named_modules() if type(part) is Float8TrainedLinear}
+    assert replaced == {
+        f"model.layers.{layer}.mlp.{name}" for layer in (0, 1) for name in ("gate_proj", "up_proj")
+    }
+    assert list(model.state_dict()) == names
+    assert all(a is b for a, b in zip(model.parameters(), weights, strict=True))
+
+
+def test_it_is_evaluated_as_without_float8_and_trained_nearly_so() -> None:
+    plain, model = llama(), llama()
+    train_in_float8(model, "tensorwise")
+    with torch.no_grad():
+        assert torch.equal(plain.eval()(TOKENS).logits, model.eval()(TOKENS).logits)
+    losses = [each.train()(TOKENS, labels=TOKENS).loss for each in (plain, model)]
+    for loss in losses:
+        loss.backward()
+    assert losses[0] != losses[1] and torch.allclose(*losses, rtol=2e-3)
+    for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        likeness = torch.cosine_similarity(
+            mine.grad.float().flatten(), theirs.grad.float().flatten(), dim=0
+        )
+        assert likeness > 0.98, (name, likeness)
+
+
+def test_the_weights_follow_the_model_to_another_precision() -> None:
+    model = llama().float()
+    train_in_float8(model, "tensorwise")
+    model.bfloat16()
+    layer = model.model.layers[0].mlp.up_proj
+    assert layer._in_float8[0].weight is layer.weight and layer.weight.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("scaling", "changes"),
+    [("rowwise", {}), ("tensorwise", {"intermediate_size": 512})],
+)
+def test_a_model_without_a_layer_that_gains_is_refused(
+    scaling: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=f"large enough to gain from {scaling} float8"):
+        train_in_float8(llama(**changes), scaling)
+
+
+IMPORTING = """
+import torch
+asked = []
+torch.cuda.is_available, torch.version.cuda = (lambda: True), "13.0"
+torch.cuda.get_device_capability = lambda *device: asked.append(device) or (9, 0)
+if {first}:
+    from carbonopt.train.speed import torchao_import
+import torchao.prototype.mx_formats, transformers.modeling_utils
+print(len(asked))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [True, False])
+def test_importing_torchao_first_asks_no_gpu(first: bool) -> None:
+    """Imported otherwise it does, which is why it is imported first."""
+    program = [sys.executable, "-c", IMPORTING.format(first=first)]
+    told = subprocess.run(program, check=True, capture_output=True, text=True, timeout=200)
+    assert (int(told.stdout) == 0) is first
