@@ -48,6 +48,10 @@ class StageShare(Frozen):
     median_s: float  # median over the trials that had this stage
 
 
+# Stages that are training.
+_TRAINING = (Stage.COMPILE, Stage.GENERATION, Stage.STEPS)
+
+
 class Speed(Frozen):
     """The training speed of a trial, without its first step, which compiles and warms up."""
 
@@ -92,6 +96,14 @@ class Stages(Frozen):
     stopped_early: tuple[StoppedEarly, ...] = ()  # sorted by trial number
     compiles: bool = False  # whether any of these trials does
     imported_before: bool = False  # trials are forks of a process with all imports done
+
+    @property
+    def evaluation_share(self) -> float | None:
+        """The energy of all evaluations ÷ that of all training; None: one of both is not known."""
+        energies = {share.stage: share.energy_kwh for share in self.shares}
+        training = sum(energies.get(stage, 0.0) for stage in _TRAINING)
+        evaluation = energies.get(Stage.EVALUATION)
+        return None if evaluation is None or not training else evaluation / training
 
 
 class CheapestFrom(Frozen):

@@ -41,6 +41,15 @@ SECOND = {
 }
 
 
+def test_evaluations_are_compared_with_training_and_dear_ones_are_said():
+    cheap = study(trial(0, stages=FIRST))
+    assert stages(cheap).evaluation_share == pytest.approx(20 / 500)
+    assert "dear_evaluation" not in caveats_of(cheap)
+    dear = study(trial(0, stages=FIRST | {Stage.EVALUATION: cost(1.0, 101.0)}))
+    assert numbers_of(dear, "dear_evaluation")["share"] == pytest.approx(0.202)
+    assert stages(study(trial(0, stages=SECOND))).evaluation_share is None
+
+
 def test_shares_add_up_and_keep_their_order():
     shares = stages(study(trial(0, stages=FIRST), pruned(1), trial(2, stages=SECOND))).shares
     assert [share.stage for share in shares] == [stage for stage in Stage if stage in FIRST]

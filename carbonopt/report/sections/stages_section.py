@@ -1,9 +1,11 @@
 """The stages of trials: where their time and energy went, and how fast they trained."""
 
+from collections.abc import Iterator
+
 from carbonopt.analysis.stages import Stages, StoppedEarly
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import Kernels, Stage
-from carbonopt.report.document import MISSING, Section, Table, num, scaled, table, word
+from carbonopt.report.document import MISSING, Caveat, Section, Table, num, scaled, table, word
 from carbonopt.report.study_view import StudyView
 
 NAMES = {
@@ -29,6 +31,7 @@ UTILISATION_NOTE = (
     " NVML samples it. FLOP utilisation: 6 × parameters × tokens/s ÷ the GPUs' dense peak in half"
     " precision."
 )
+DEAR_EVALUATION = 0.2  # energy of evaluating, as a share of training's, from which on it is said
 NO_IMPORTS_S = 1.0  # importing everything takes several seconds, a fork 0.01 s
 SPENT_ON = {
     Kernels.COMPILED: "compilation",
@@ -47,6 +50,17 @@ def section(study: StudyView) -> Section | None:
         if tables
         else None
     )
+
+
+def caveats(study: StudyView) -> Iterator[Caveat]:
+    share = study.stages.evaluation_share
+    if share is not None and share > DEAR_EVALUATION:
+        advice = (
+            "let the script evaluate less often"
+            if study.data.config.is_script
+            else "lower workload.evaluations, or raise workload.eval_batch_size_per_gpu"
+        )
+        yield study.caveat("dear_evaluation", share=share, advice=advice)
 
 
 def _by_stage(stages: Stages) -> Table:

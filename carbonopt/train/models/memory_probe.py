@@ -150,12 +150,12 @@ def _compiled(live: LiveMemory) -> Callable[..., Any]:
 
 
 @contextmanager
-def _as_on_a_gpu(live: LiveMemory) -> Iterator[None]:
+def _as_on_a_gpu(live: LiveMemory, compiles: bool) -> Iterator[None]:
     places: tuple[tuple[Any, str, Any], ...] = (
         (F, "scaled_dot_product_attention", _attention),
         (F, "dropout", _dropout),
         (F, "cross_entropy", _cross_entropy),
-        (torch, "compile", _compiled(live)),
+        *([(torch, "compile", _compiled(live))] if compiles else []),
     )
     own = [getattr(module, name) for module, name, _ in places]
     try:
@@ -209,6 +209,7 @@ def model_memory(
                 eval_batch_size,
                 folder,
                 until,
+                by_muon="muon" in values_of(space["optimizer"]),
             )
             for settings in known
         )
@@ -257,11 +258,12 @@ def _ends(domain: Any) -> tuple[Scalar, ...]:
 
 def _profile(
     task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...],
-    eval_size: int | None, folder: PreparedFolder | None, until: float,
+    eval_size: int | None, folder: PreparedFolder | None, until: float, by_muon: bool,
 ) -> MemoryProfile:  # fmt: skip
     model = _model(task, config, settings)
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    hidden = [torch.empty(matrix.shape, device="meta") for matrix in muon.hidden_matrices(model)]
+    matrices = muon.hidden_matrices(model) if by_muon else []
+    hidden = [torch.empty(matrix.shape, device="meta") for matrix in matrices]
 
     def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
         return _passes(task, config, settings, sizes, eval_size, folder, until)
@@ -275,7 +277,7 @@ def _profile(
         trained_parameters=sum(trained),
         largest_parameter=max(trained),
         hidden_parameters=sum(matrix.numel() for matrix in hidden),
-        muon_step_bytes=_muon_step_bytes(hidden),
+        muon_step_bytes=_muon_step_bytes(hidden) if hidden else 0,
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         activations=tuple(activations),
     )
@@ -287,14 +289,17 @@ def _passes(
 ) -> tuple[int, list[Activations]]:  # fmt: skip
     """Return the trained parameters of a model, and its activation memory for each micro batch."""
     live = LiveMemory(task.masks_attention, until)
-    with _as_on_a_gpu(live):
+    compiles = bool(_setting(task, settings, "torch_compile"))
+    fused = settings["output_layer"] not in (None, "standard")
+    flexible = settings["attention_implementation"] == "flex_attention"
+    with _as_on_a_gpu(live, compiles=compiles or fused or flexible):
         model = _model(task, config, settings)
-        if settings["output_layer"] not in (None, "standard"):
+        if fused:
             # A process otherwise compiles at most eight versions of one function's code and runs
             # the ninth uncompiled.
             torch._dynamo.config.recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
             torch._dynamo.config.accumulated_recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
-        if compiles := bool(_setting(task, settings, "torch_compile")):
+        if compiles:
             # What the compiler keeps of a layer can depend on what it has compiled before.
             torch._dynamo.reset()  # type: ignore[no-untyped-call]
             # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for it.
