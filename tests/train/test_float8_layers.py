@@ -76,20 +76,26 @@ def test_a_model_without_a_layer_that_gains_is_refused(
 
 IMPORTING = """
 import torch
+from torch.utils import _triton
 asked = []
 torch.cuda.is_available, torch.version.cuda = (lambda: True), "13.0"
 torch.cuda.get_device_capability = lambda *device: asked.append(device) or (9, 0)
+own, _triton.has_triton = _triton.has_triton, lambda: asked.append("Triton")
 if {first}:
     from carbonopt.train.speed import torchao_import
 import torchao.prototype.mx_formats, transformers.modeling_utils
-print(len(asked))
+print(len(asked), torch.cuda.get_device_capability(), own.cache_info().currsize)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_importing_torchao_first_asks_no_gpu(first: bool) -> None:
-    """Imported otherwise it does, which is why it is imported first."""
+    """Imported otherwise it does, which is why it is imported first.
+
+    Afterwards a GPU can be asked as before, and nothing wrong about it is remembered.
+    """
     program = [sys.executable, "-c", IMPORTING.format(first=first)]
     told = subprocess.run(program, check=True, capture_output=True, text=True, timeout=200)
-    assert (int(told.stdout) == 0) is first
+    asked, answer = told.stdout.strip().split(" ", 1)
+    assert (int(asked) == 0) is first and answer == "(9, 0) 0"
