@@ -167,14 +167,7 @@ class Evidence:
 
     @cached_property
     def _log_emissions(self) -> Pooled | None:
-        """The spread of the logarithm of emissions between runs.
-
-        A configuration that emitted nothing has no logarithm, and does not count.
-        """
-        emissions_kg = [candidate.emissions_of_runs for candidate in self.configurations]
-        return pooled(
-            [math.log(kg) for kg in of_runs] for of_runs in emissions_kg if min(of_runs) > 0
-        )
+        return log_spread(self.configurations)
 
     def standing(self, candidate: Configuration) -> Standing:
         assert self._target is not None
@@ -274,9 +267,8 @@ class Evidence:
             return None
         if not (candidate.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
             return None
-        margin = min(self._log_emissions.margin(candidate.n, baseline.n), LARGEST_MARGIN)
         ratio = candidate.emissions_kg_co2e / baseline.emissions_kg_co2e
-        return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
+        return less_interval(ratio, self._log_emissions.margin(candidate.n, baseline.n))
 
     def _safer_alternative(self, winner: Configuration) -> SaferAlternative | None:
         """Return the configuration with the best bound that costs about as much as the winner.
@@ -359,6 +351,21 @@ def by_means(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
             means = {"emissions_kg_co2e": candidate.emissions_kg_co2e, "quality": quality}
             by_trial[candidate.trial] = candidate.first.model_copy(update=means)
     return tuple(by_trial.values())
+
+
+def log_spread(candidates: Iterable[Configuration]) -> Pooled | None:
+    """Return the spread of the logarithm of emissions between runs; None: nothing was repeated.
+
+    A configuration that emitted nothing has no logarithm, and does not count.
+    """
+    emissions_kg = [candidate.emissions_of_runs for candidate in candidates]
+    return pooled([math.log(kg) for kg in of_runs] for of_runs in emissions_kg if min(of_runs) > 0)
+
+
+def less_interval(ratio: float, margin: float) -> tuple[float, float]:
+    """Return the interval of 1 − a ratio of emissions whose logarithm has this margin."""
+    margin = min(margin, LARGEST_MARGIN)
+    return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
 
 
 def pooled(groups: Iterable[Sequence[float]]) -> Pooled | None:

@@ -81,8 +81,13 @@ def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shor
     most = most or isinstance(epochs, Fixed)
     missing_loss = target.quality.loss_of(value) - target.quality.loss_of(target.value)
     most_epochs = params.epochs if most and trend is not None and trend.falls else None
+    # Where there is no curve, epochs at the end of the space are the only sign that more may help.
+    more = ("epochs",) if trend is None else ()
     return Shortfall(
-        missing_loss=missing_loss, trend=trend, most_epochs=most_epochs, edges=edges(data, params)
+        missing_loss=missing_loss,
+        trend=trend,
+        most_epochs=most_epochs,
+        edges=edges(data, params, *more),
     )
 
 

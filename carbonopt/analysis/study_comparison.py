@@ -4,7 +4,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from carbonopt.analysis.confidence import Configuration, configurations
+from carbonopt.analysis.confidence import (
+    Configuration,
+    configurations,
+    less_interval,
+    log_spread,
+)
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
@@ -54,6 +59,9 @@ class StudiesComparison(Frozen):
     g_co2e_per_kwh: float
     pue: float
     studies: tuple[ComparedStudy, ...]
+    # interval of the share by which the study with the least emissions emits less than the next,
+    # from the spread of all repeated runs; None: it is not known
+    less_interval: tuple[float, float] | None = None
 
     @property
     def by_emissions(self) -> list[ComparedStudy]:
@@ -100,7 +108,7 @@ def compare_studies(
     )
     first = next(iter(studies.values()))
     common = first.provenance.intensity.g_co2e_per_kwh, first.config.carbon.pue
-    return StudiesComparison(
+    compared = StudiesComparison(
         task=next(iter(tasks.values()), None),
         g_co2e_per_kwh=common[0],
         pue=common[1],
@@ -108,6 +116,22 @@ def compare_studies(
             _compared(name, data, recommendations[name], common) for name, data in studies.items()
         ),
     )
+    return compared.model_copy(update={"less_interval": _less_interval(compared, studies)})
+
+
+def _less_interval(
+    compared: StudiesComparison, studies: Mapping[str, StudyData]
+) -> tuple[float, float] | None:
+    runs = [study.recommended for study in compared.by_emissions[:2] if study.recommended]
+    spread = log_spread(
+        tried for data in studies.values() for tried in configurations(data.records)
+    )
+    if len(runs) < 2 or spread is None:
+        return None
+    (least, following), (least_kg, next_kg) = runs, [run.common_emissions_kg_co2e for run in runs]
+    if not least_kg or not next_kg:
+        return None
+    return less_interval(least_kg / next_kg, spread.margin(least.seeds, following.seeds))
 
 
 def _refuse_different(what: str, value_by_study: Mapping[str, str]) -> None:

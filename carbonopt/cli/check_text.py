@@ -7,10 +7,11 @@ from carbonopt.analysis.concurrency import price
 from carbonopt.core.format import count_text
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.space.auto_space import known_before
-from carbonopt.space.search_space import SearchSpace, describe
+from carbonopt.space.search_space import SearchSpace, describe, is_integer
 from carbonopt.spec.auto_facts import AutoSpace
 from carbonopt.spec.quality_source import QualitySource
 from carbonopt.spec.search_settings import Confirm
+from carbonopt.spec.space_settings import Domain, Range
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.study.input_files import input_files
 from carbonopt.study.study_checks import CheckedStudy
@@ -136,6 +137,13 @@ def _carbon(checked: CheckedStudy) -> str:
     return _INDENT.join(lines)
 
 
+def _fractional(name: str, domain: Domain) -> str:
+    """Say that a range between whole numbers has fractions, too, which a script may refuse."""
+    if not isinstance(domain, Range) or is_integer(name, domain):
+        return ""
+    return ", fractions too" if not domain.low % 1 and not domain.high % 1 else ""
+
+
 def _space(space: SearchSpace, auto: AutoSpace | None, *, is_settled: bool) -> str:
     known = space.combinations
     count = (
@@ -145,7 +153,8 @@ def _space(space: SearchSpace, auto: AutoSpace | None, *, is_settled: bool) -> s
     )
     if auto is None:
         dimensions = [
-            f"{name}: {describe(dimension)}" for name, dimension in space.space.domains().items()
+            f"{name}: {describe(dimension)}{_fractional(name, dimension)}"
+            for name, dimension in space.space.domains().items()
         ]
         return _INDENT.join([count, *dimensions])
     chosen = [f"{name}: {describe(space.space[name])} ({why})" for name, why in auto.why.items()]

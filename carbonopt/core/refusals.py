@@ -64,8 +64,13 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys) -> str:
         first["msg"].removeprefix("Value error, "),
     )
     match first["type"]:
+        case "extra_forbidden" if _is_number(loc[-1]) and first["input"] is None:
+            list_ = f"a list is written in brackets, such as [1, {loc[-1]}]"
+            return f"unknown key {where}; {list_}."
         case "extra_forbidden":
             return f"unknown key {where}; {hint(str(loc[-1]), known(loc[:-1]))}"
+        case _ if first["input"] is None and first["type"].endswith("_type"):
+            return f"{where} is empty; give its value."
         case "missing":
             return f"{where} is missing."
         case "value_error":
@@ -76,7 +81,9 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys) -> str:
                 f" {first['ctx']['tag']!r}."
             )
         case "tuple_type":
-            return f"{where}: must be a list, but got {shortened(first['input'])}."
+            cpu = "; [] stands for the CPU" if loc[-1:] == ["gpus"] else ""
+            got = shortened(first["input"])
+            return f"{where}: must be a list in brackets, such as [0]{cpu}, but got {got}."
         case "too_short":
             counts = first["ctx"]
             return (
@@ -87,4 +94,18 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys) -> str:
             return f"{where}: must be true or false, but got {shortened(first['input'])}."
         case "json_invalid":
             return f"its text can't be read: {first['ctx']['error']}."
-    return f"{where}: {message[0].lower()}{message[1:]}, but got {shortened(first['input'])}."
+    got, fraction = shortened(first["input"]), _fraction(first)
+    return f"{where}: {message[0].lower()}{message[1:]}, but got {got}{fraction}."
+
+
+def _is_number(key: Any) -> bool:
+    return str(key).replace(".", "", 1).isdigit()
+
+
+def _fraction(first: Any) -> str:
+    """Return how a percentage is written, where a value looks like one of a share; else nothing."""
+    text = str(first["input"]).strip()
+    of_share = first["type"] == "less_than_equal" and first["ctx"]["le"] == 1
+    if not (text.endswith("%") or of_share) or not _is_number(text.removesuffix("%").strip()):
+        return ""
+    return f"; write a percentage as a fraction, {float(text.removesuffix('%')) / 100:.12g}"

@@ -194,6 +194,11 @@ class Failure(Frozen):
     text: str  # one sentence, then the log's last lines where they help
     log: str | None = None
 
+    @property
+    def sentence(self) -> str:
+        """What went wrong, in one sentence without its full stop."""
+        return self.text.strip().partition("\n")[0].rstrip(".")
+
 
 class Node(Frozen):
     """A machine and its devices that a study uses."""

@@ -31,7 +31,7 @@ from carbonopt.report.document import (
 from carbonopt.report.figures.fronts_figure import fronts
 from carbonopt.report.sections.provenance_section import stated
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import short_params
+from carbonopt.report.summary import confidence_text, short_params
 
 _INCOMPARABLE = {"different_objectives", "different_data", "same_trials"}  # keys of caveats
 _UNKNOWN = "not recorded"
@@ -114,7 +114,9 @@ def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
     )
     saving = 1 - least_kg / next_kg if next_kg else 0.0
     than = f"{ranked[1].name}{', the next' if len(ranked) > 2 else ''}"
-    return f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run, {view.at_common}, than {than}"
+    sure = confidence_text(view.comparison.less_interval)
+    less = f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run ({sure})"
+    return f"{less}, {view.at_common}, than {than}"
 
 
 def _caveats(view: StudiesView) -> Iterator[Caveat]:

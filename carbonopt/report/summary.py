@@ -120,7 +120,7 @@ def _against_stopped(study: StudyView) -> str:
         saved = fmt.interval_text(
             equal.saving_fraction_before, equal.saving_fraction, fmt.percent_text
         )
-    return f"; {saved} against it stopped at the target"
+    return f"; {saved} against the baseline stopped at the target"
 
 
 def runs_of_value(quality: Quality, seeds: int, bound: float | None) -> str:
@@ -139,7 +139,7 @@ def sure_text(study: StudyView) -> str:
     runs = (
         f"{fmt.count_text(ours, 'seed')} each"
         if ours == theirs
-        else f"{ours} runs, {theirs} of the baseline"
+        else f"{ours} runs of it, {theirs} of the baseline"
     )
     return f"{confidence_text((saving.lowest, saving.highest))}, {runs}"
 

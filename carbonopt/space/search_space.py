@@ -188,7 +188,8 @@ class SearchSpace:
         known = self.space.domains() if self.own else DIMENSION_NAMES
         for name, value in start.items():
             if name not in known:
-                raise BadInput(f"search.start: unknown dimension {name}; known: {_listed(known)}.")
+                names = f"known: {_listed(known)}" if known else "search.space has no dimensions"
+                raise BadInput(f"search.start: unknown dimension {name}; {names}.")
             domain = self.space[name]
             if domain is None or not _holds(domain, value):
                 place = f"search.space.{name} ({describe(domain)})"

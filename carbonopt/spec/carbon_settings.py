@@ -14,7 +14,8 @@ from carbonopt.spec.base_settings import Name, Settings
 
 def _three_letters(text: str) -> str:
     if not re.fullmatch("[A-Z]{3}", text):
-        raise ValueError(f"must be three capital letters, such as USA, but got {text!r}")
+        must = "must be a country's code of three capital letters (ISO 3166-1), such as USA or DEU"
+        raise ValueError(f"{must}, but got {text!r}")
     return text
 
 

@@ -78,7 +78,9 @@ class QualitySource(Frozen, allow_inf_nan=False):
         """
         path = log if self.file is None else folder / self.file
         if not path.is_file():
-            raise NoQuality(f"workload.quality_from: the script has written no file {path}")
+            why = f"{path} is a folder, not a file" if path.is_dir() else None
+            why = why or f"the script has written no file {path}"
+            raise NoQuality(f"workload.quality_from: {why}")
         found = self._matches(path) if self.pattern is not None else self._values(path)
         points: list[Reported] = []
         for step, value in found:

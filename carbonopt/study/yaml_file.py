@@ -51,6 +51,7 @@ def read_yaml(path: Path, what: str) -> YamlFile:
         deep = isinstance(error, RecursionError)
         said = "it is nested too deeply" if deep else " ".join(str(error)[:_LONGEST_REASON].split())
         said = said.replace('in "<unicode string>",', "at")
+        said += "; indent with spaces instead of tabs" * ("'\\t'" in said)
         raise BadInput(f"{path} is not valid YAML: {said}") from error
     finally:
         loader.dispose()  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ from small_studies import (
     REPLAY,
     SAME,
     TRACE,
+    evaluation,
     gpu_study,
     on_gpu,
     probe,
@@ -293,6 +294,27 @@ def test_caveats_name_what_applies():
     assert caveats["modelled_energy"].numbers == {"components": "CPU"} and "replay" not in caveats
     assert caveats["near_target_single_run"].numbers["margin"] == pytest.approx(1 - 5.99 / 6)
     assert "meter_setup" in caveats and "own_optimizer_step" not in caveats
+
+
+def test_failed_trials_are_said_beside_ones_that_completed():
+    failure = Failure(kind="crash", text="it broke.\nand more")
+    failed = trial(1, perplexity=None, state=TrialState.FAILED, failure=failure)
+    numbers = numbers_of(study(trial(0), failed, trial(2)), "some_failed")
+    assert numbers == {"count": 1, "of": 3, "trial": 1, "text": "it broke"}
+    interrupted = failed.model_copy(update={"stop_reason": StopReason.INTERRUPTED})
+    assert "some_failed" not in caveats_of(study(trial(0), interrupted))
+
+
+def test_a_stopped_trial_that_had_met_another_target_is_said():
+    point = evaluation(4.4, tokens=10).model_copy(update={"train_energy_kwh": 1e-3})
+    capped = pruned(2).model_copy(update={"stop_reason": StopReason.CAP, "evals": (point,)})
+    data = study(trial(0), trial(1, 2e-3, 4.0), capped)
+    assert numbers_of(data, "met_before_stopped", 4.5) == {"trials": [2], "own": 6.0}
+    dearer = capped.model_copy(
+        update={"evals": (point.model_copy(update={"train_energy_kwh": 3e-3}),)}
+    )
+    assert "met_before_stopped" not in caveats_of(study(trial(0), trial(1, 2e-3, 4.0), dearer), 4.5)
+    assert "met_before_stopped" not in caveats_of(data)
 
 
 def test_what_was_stopped_for_the_own_target_may_be_better_at_another():

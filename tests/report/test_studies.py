@@ -1,6 +1,7 @@
 """The page of several studies: its caveats, its tables and its figure."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ PREPARED = Prepared(
 
 def test_the_headline_compares_the_least_with_the_next():
     headline = document_of(small=SMALL, large=LARGE, largest=study(trial(0, 9e-3))).headline
-    assert headline == "small: 75 % less CO2e a run, at 230 g CO2e/kWh, than large, the next"
+    assert headline == (
+        "small: 75 % less CO2e a run (run-to-run spread not known), at 230 g CO2e/kWh, than large,"
+        " the next"
+    )
     missed = study(trial(0, perplexity=9.0))
     assert document_of(small=SMALL, missed=missed).headline == "small alone met its target"
     assert document_of(missed=missed, other=missed).headline == "No study met its target"
@@ -172,3 +176,14 @@ def test_the_figure_has_every_front_and_every_study_in_its_legend(count: int):
 
 def test_without_anything_complete_there_is_no_figure():
     assert document_of(a=study(), b=study(raw=REPLAY)).paper_figures() == []
+
+
+def test_the_headline_has_the_interval_of_repeated_runs():
+    """Two runs of each, 10 % apart: a difference of 4 % is then within the noise."""
+    repeats = [study(trial(0, kwh), trial(1, kwh * 1.1, repeat_of=0)) for kwh in (1e-3, 1.04e-3)]
+    view = StudiesView({name: StudyView(data) for name, data in zip("ab", repeats, strict=True)})
+    lowest, highest = view.comparison.less_interval
+    assert lowest < 0 < highest and "confidence" in compared(view).headline
+    # Each has half the squared distance of its logarithms as variance: two degrees of freedom.
+    margin = 4.302653 * math.log(1.1) / math.sqrt(2)
+    assert 1 - lowest == pytest.approx(math.exp(margin) / 1.04, rel=1e-6)

@@ -302,3 +302,10 @@ def test_a_trial_that_stood_at_the_target_and_failed_is_not_said_to_miss_it() ->
     )
     assert "closest_not_complete" in caveats_of(view.data)
     assert headline(StudyView(missed(curve(0, 6.0, 5.0)))).startswith("No trial reached the target")
+
+
+def test_without_a_curve_the_most_epochs_are_an_end_of_the_space() -> None:
+    """Others had fewer epochs and came no closer: that is all that says that more may help."""
+    caveats = caveats_of(missed(curve(0, 5.0, epochs=4), curve(1, 6.0, epochs=2)))
+    assert caveats["edge"].numbers["dimension"] == "epochs"
+    assert caveats["edge"].numbers["end"] == "highest" and "no_direction" not in caveats

@@ -8,7 +8,7 @@ import yaml
 from commands import refusal, within
 
 from carbonopt.core.errors import BadInput
-from carbonopt.study.study_file import load_study
+from carbonopt.study.study_file import PipelineFile, load_study
 from carbonopt.study.yaml_file import read_yaml
 
 
@@ -38,7 +38,8 @@ def test_norway_and_ontario_are_named_as_they_were_written(
 ) -> None:
     text = yaml.safe_dump({key: value for key, value in replay_study.items() if key != "carbon"})
     with pytest.raises(
-        BadInput, match=r"carbon.country: must be three capital letters, .* but got 'NO'"
+        BadInput,
+        match=r"carbon.country: must be a country.s code of three capital letters.* but got 'NO'",
     ):
         load_study(written(tmp_path / "a.yaml", f"{text}carbon: {{country: NO}}\n"))
     config = load_study(
@@ -124,3 +125,46 @@ def test_a_word_of_a_command_may_be_longer_than_a_files_name(
     }
     done = within("check", write_study(raw))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("targte: {accuracy: 0.9}", 1, "did you mean target"),
+        ("target: {accuracy: 0.9}\nsearch:\n  spce: {}", 3, "did you mean space"),
+        ("target: {accuracy: 96%}", 1, "write a percentage as a fraction, 0.96"),
+        ("target:\n  accuracy: 86.2", 2, "write a percentage as a fraction, 0.862"),
+        ("launch: {gpus: cpu}", 1, r"\[\] stands for the CPU"),
+        (
+            "search:\n  space:\n    epochs: {choices: 5, 20, 60}",
+            3,
+            r"a list is written in brackets",
+        ),
+        ("search:\n  space:", 2, "search.space is empty"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_and_what_to_write(
+    text: str, line: int, says: str, replay_study: dict, tmp_path: Path
+) -> None:
+    """The wrong keys stand before the right ones of a whole study file."""
+    wrong = yaml.safe_load(text)
+    rest = {key: value for key, value in replay_study.items() if key not in wrong}
+    if "search" in wrong and "spce" not in (wrong["search"] or {}):
+        rest["launch"] = {"gpus": []}
+        rest["workload"] = {"task": "script", "command": "python x.py {epochs}"}
+    path = written(tmp_path / "a.yaml", f"{text}\n{yaml.safe_dump(rest)}")
+    with pytest.raises(BadInput, match=rf"a.yaml, line {line}: .*{says}"):
+        load_study(path)
+
+
+def test_a_misspelt_key_of_a_pipeline_is_named_with_its_line_and_the_nearest(
+    tmp_path: Path,
+) -> None:
+    text = "name: chain\npipeline:\n- {step: one, study: one.yaml}\n- {step: two, stdy: two.yaml}\n"
+    with pytest.raises(BadInput, match=r"a.yaml, line 4: .*stdy; did you mean study\?"):
+        PipelineFile.load(written(tmp_path / "a.yaml", text))
+
+
+def test_tabs_are_answered_with_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="indent with spaces instead of tabs"):
+        read_yaml(written(tmp_path / "a.yaml", "search:\n\tspace: {}\n"), "a file")

@@ -11,7 +11,7 @@ from itertools import pairwise
 from carbonopt.analysis.confidence import Configuration, configurations
 from carbonopt.analysis.recommend import TargetRange, target_range_for
 from carbonopt.core import format as fmt
-from carbonopt.core.dimensions import DIMENSIONS, affecting
+from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.report.document import (
     Block,
     Maker,
@@ -205,15 +205,15 @@ def _trade_offs(study: StudyView) -> Table:
 def _settings(front: Sequence[Configuration]) -> Iterator[Maker]:
     """Yield a column for each setting that tells the front's configurations apart.
 
-    These are the settings that decide most, others that affect the quality and differ, and those
-    that the user has defined.
+    These are the settings that decide most, others that differ, and those that the user has
+    defined.
     """
     names = {
         "global_batch_size": "Global batch",
         "learning_rate": "Learning rate",
         "epochs": "Epochs",
     }
-    for name in affecting("quality"):
+    for name in DIMENSIONS:
         if name not in names and len({row.first.params.value(name) for row in front}) > 1:
             names[name] = DIMENSIONS[name].label[:1].upper() + DIMENSIONS[name].label[1:]
     names |= {name: name for row in front for name in row.first.params.own}

@@ -85,12 +85,8 @@ def _of_the_states(study: StudyView) -> Iterator[Caveat]:
             yield study.caveat("out_of_memory", **counts, advice=_smaller(study.data))
         elif state is TrialState.FAILED:
             last = next(record for record in reversed(records) if record.state is state)
-            text = (
-                last.failure.text.strip().partition("\n")[0]
-                if last.failure
-                else "the reason is not known"
-            )
-            yield study.caveat("failed", **counts, trial=last.trial, text=text.rstrip("."))
+            text = last.failure.sentence if last.failure else "the reason is not known"
+            yield study.caveat("failed", **counts, trial=last.trial, text=text)
         elif key := ENDS.get((state, reason if state is TrialState.PRUNED else None)):
             counts |= {"advice": _steadier(study.data)} if state is TrialState.DIVERGED else {}
             yield study.caveat(key, **counts)

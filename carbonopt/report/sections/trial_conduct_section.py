@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core.format import visible_text
-from carbonopt.core.trial import TrialState
+from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
@@ -22,6 +22,14 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat(
             "inherited_files", trials=[record.trial for record in inheriting], files=named
         )
+    failed = [record for record in study.data.records if record.state is TrialState.FAILED]
+    failed = [record for record in failed if record.stop_reason is not StopReason.INTERRUPTED]
+    ended = [record for record in study.data.records if record.state is TrialState.COMPLETE]
+    if failed and ended:  # where none completed, the shortfall says why
+        first = failed[0]
+        text = first.failure.sentence if first.failure else "the reason is not known"
+        numbers = {"count": len(failed), "of": len(study.data.records)}
+        yield study.caveat("some_failed", **numbers, trial=first.trial, text=text)
     for same in study.alike:
         one, other = map(visible_text, same.values)
         yield study.caveat(

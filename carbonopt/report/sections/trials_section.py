@@ -3,6 +3,7 @@
 Its caveats say what the search itself can't tell.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -190,6 +191,13 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     asked, own = study.recommendation.target, study.data.config.target.at()
     # An easier target might be met by trials that were stopped because they could not meet the
     # study's own; a harder one by trials that emitted more than the best at the study's own.
+    met = [
+        run.trial
+        for run in searched
+        if run.state is TrialState.PRUNED and _met_with_less(run, study.recommendation)
+    ]
+    if asked != own and search.goal == "recommend" and met:
+        yield study.caveat("met_before_stopped", trials=met, own=own.value)
     reason = (
         StopReason.TARGET
         if asked.quality.rank(asked.value) > own.quality.rank(own.value)
@@ -212,3 +220,15 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("pruning_audit", did=did, **numbers)
     if study.recommendation.met:
         yield study.caveat("selection_bias", quality=study.quality.name)
+
+
+def _met_with_less(run: TrialRecord, recommendation: Recommendation) -> bool:
+    """Return whether a stopped trial had met the target with less energy than is recommended."""
+    most_kwh = math.inf if recommendation.energy_kwh is None else recommendation.energy_kwh
+    return any(
+        point.value is not None
+        and recommendation.target.is_met_by(point.value)
+        and point.train_energy_kwh is not None
+        and point.train_energy_kwh < most_kwh
+        for point in run.evals
+    )

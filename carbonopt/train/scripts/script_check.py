@@ -252,8 +252,16 @@ def _check_program(task: "Script", base: Path) -> None:
         why = f"this Python finds no module {name}"
         raise BadInput(f"workload.command: {why}; install it, or give workload.folder.")
     if kind == "file" and command.literal(words[1]):
+        source = Path(name)
+        if is_folder(source):
+            source = source / "__main__.py"  # what Python runs of a folder
+            if not is_file(source):
+                raise BadInput(
+                    f"workload.command: {name} is a folder without a __main__.py; give the path of"
+                    " a script."
+                )
         try:
-            ast.parse(Path(name).read_bytes())
+            ast.parse(source.read_bytes())
         except (SyntaxError, ValueError) as error:
             raise BadInput(
                 f"workload.command: {name} is no Python that runs: {error}; mend it."
