@@ -116,9 +116,9 @@ def _shown_on(stream: TextIO) -> Iterator[None]:
         yield
 
 
-def refusal(*arguments: object) -> str:
+def refusal(*arguments: object, **environment: str) -> str:
     """The one sentence of a refused command."""
-    done = within(*arguments)
+    done = within(*arguments, **environment)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("carbonopt: ")

@@ -18,6 +18,7 @@ from carbonopt.cli.compare_command import compare
 from carbonopt.cli.doctor_command import doctor
 from carbonopt.cli.exit_codes import as_command, unraisable
 from carbonopt.cli.export_command import export
+from carbonopt.cli.notify_command import notify
 from carbonopt.cli.recommend_command import recommend
 from carbonopt.cli.report_command import report
 from carbonopt.cli.run_command import run
@@ -33,7 +34,7 @@ app = typer.Typer(
         " quality."
     ),
 )
-for command in (run, report, recommend, export, compare, check, doctor):
+for command in (run, report, recommend, export, compare, check, doctor, notify):
     app.command()(command)
 
 

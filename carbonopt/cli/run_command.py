@@ -1,5 +1,6 @@
 """`carbonopt run`: run a study or a pipeline, or resume it, and write its report."""
 
+import contextlib
 import importlib
 import os
 import socket
@@ -11,6 +12,7 @@ import typer
 
 from carbonopt.cli.answers import print_pipeline, print_recommendation
 from carbonopt.cli.exit_codes import as_command, exit_by
+from carbonopt.cli.notify_command import said_if_it_fails, say_the_end
 from carbonopt.cli.options import StorageUrl, StudyFile, user_path
 from carbonopt.cli.writing_reports import kept, write_own_report, write_pipeline_report
 from carbonopt.core.errors import BadInput, printable
@@ -227,6 +229,7 @@ def _work(
     from carbonopt.storage.folder import own_folder
     from carbonopt.storage.study_storage import written
     from carbonopt.study.local_workers import LocalWorkers
+    from carbonopt.study.notifications import Notifications, addresses
     from carbonopt.study.run_study import run_study
     from carbonopt.study.session import Session
     from carbonopt.study.stop_request import interruptible
@@ -234,8 +237,12 @@ def _work(
 
     with own_folder(paths) as held, written(paths.root), interruptible() as interrupted:
         display = LiveDisplay(checked.config)
+        to = () if joins or checked.config.notify is None else addresses(checked.config.notify)
+        notifications, has_begun = Notifications(checked.config, to, display.warn), False
 
         def on_begin() -> None:
+            nonlocal has_begun
+            has_begun = True
             if local_workers is not None:
                 local_workers.begin()
             for warning in warnings:
@@ -248,30 +255,36 @@ def _work(
             check_kinds(paths.report, NAMES)
 
         trackers = open_trackers(checked.config, paths.trackers, display.warn)
-        try:
-            session = Session(
-                checked,
-                text,
-                paths,
-                display,
-                trackers,
-                interrupted,
-                url=storage,
-                on_begin=on_begin,
-                meanwhile=meanwhile,
-                before_measuring=held.keep,
-                as_step=as_step,
-                joins=joins,
-                local_workers=local_workers or LocalWorkers(),
-                local_worker=local_worker,
-            )
-            data = run_study(session)
-        finally:
-            trackers.close()
-            display.close()
-        held.keep()
-        interrupted.raise_on_signal()  # all measurements are stored, so a signal may end it at once
-        return data, None if joins else write_own_report(data, paths)
+        session = Session(
+            checked,
+            text,
+            paths,
+            display,
+            trackers,
+            interrupted,
+            notifications=notifications,
+            url=storage,
+            on_begin=on_begin,
+            meanwhile=meanwhile,
+            before_measuring=held.keep,
+            as_step=as_step,
+            joins=joins,
+            local_workers=local_workers or LocalWorkers(),
+            local_worker=local_worker,
+        )
+        with contextlib.closing(notifications), said_if_it_fails(notifications):
+            try:
+                data = run_study(session)
+            finally:
+                trackers.close()
+                display.close()
+            held.keep()
+            # All measurements are stored, so a signal may end it at once.
+            interrupted.raise_on_signal()
+            page = None if joins else write_own_report(data, paths)
+            if has_begun:
+                say_the_end(notifications, data, page)
+        return data, page
 
 
 def _worker_paths(root: Path) -> "StudyPaths":

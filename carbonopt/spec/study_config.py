@@ -15,6 +15,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.spec.base_settings import Name, Settings
 from carbonopt.spec.carbon_settings import Carbon
 from carbonopt.spec.launch_settings import HostfileLaunch, Launch, LocalLaunch, SlurmLaunch
+from carbonopt.spec.notify_settings import Notify
 from carbonopt.spec.search_settings import Budget, Confirm, Search
 from carbonopt.spec.space_settings import UnchosenSpace, may_be_other_than
 from carbonopt.spec.target_settings import TargetSettings
@@ -67,6 +68,7 @@ class StudyConfig(Settings):
     carbon: Carbon
     launch: Annotated[Launch, Field(discriminator="kind")] = LocalLaunch()
     track: Track = Track()
+    notify: Notify | None = None  # None: nobody is sent anything
 
     def violations(self) -> dict[str, bool]:
         sampler, goal, launch = self.search.sampler, self.search.goal, self.launch
@@ -166,8 +168,9 @@ class StudyConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that make two study files the same study.
 
-        These are all settings but the budget, the confirmation, the trackers, the carbon trace, the
-        prior studies (`search.learn_from`), and the way in which trials get their devices.
+        These are all settings but the budget, the confirmation, the trackers, the messages, the
+        carbon trace, the prior studies (`search.learn_from`), and the way in which trials get their
+        devices.
         """
         launch: dict[str, Any] = dict.fromkeys(("warm_start", "max_concurrent_trials"), True)
         if isinstance(self.launch, SlurmLaunch):
@@ -184,5 +187,6 @@ class StudyConfig(Settings):
             launch |= {"hostfile": True, "hosts": {"__all__": {"name"}}}
         parts = {"carbon": {"trace": True}, "search": {"learn_from": True}, "launch": launch}
         return self.model_dump(
-            mode="json", exclude={"budget": True, "confirm": True, "track": True, **parts}
+            mode="json",
+            exclude={"budget": True, "confirm": True, "track": True, "notify": True, **parts},
         )

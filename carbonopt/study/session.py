@@ -10,6 +10,7 @@ from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.local_workers import LocalWorker, LocalWorkers
+from carbonopt.study.notifications import Notifications
 from carbonopt.study.study_checks import CheckedStudy
 from carbonopt.study.trial_observer import TrialObserver
 
@@ -42,6 +43,7 @@ class Session:
     trackers: TrialObserver
     # called a few times a second; returns True to end the study, which can then be resumed
     interrupted: Callable[[], bool]
+    notifications: Notifications | None = None  # None: the user is sent nothing
     # URL of the storage; None: the storage that the folder already has, else a file in it
     url: str | None = None
     on_begin: Callable[[], None] = lambda: None  # called when there is something left to run

@@ -25,6 +25,7 @@ from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.pipeline_storage import read_study
 from carbonopt.study.input_files import input_files, workload_fingerprint
+from carbonopt.study.notifications import addresses
 from carbonopt.train.data.rows import check_columns
 from carbonopt.train.tasks.task import task_for
 
@@ -145,6 +146,8 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
         )
     if config.track.tensorboard:
         check_installed("tensorboard", "tensorboard", "track.tensorboard")
+    if config.notify is not None:
+        addresses(config.notify)
     engine = ENGINES[config.launch.kind](config, 0)
     engine.check(space)
     notes: tuple[str, ...] = ()

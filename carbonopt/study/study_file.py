@@ -350,6 +350,7 @@ PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     ("search", "learn_from"): _files,
     **dict.fromkeys((("workload", "dataset", "database"), ("workload", "folder")), _absolute),
     ("workload", "config_template"): _with_text,
+    ("notify", "config"): _absolute,
     **dict.fromkeys((("launch", "table"), ("launch", "hostfile"), ("carbon", "trace")), _absolute),
 }
 

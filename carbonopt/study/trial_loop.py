@@ -98,6 +98,8 @@ class TrialLoop:
                 # It may be queued already: an earlier call can have been killed right after that.
                 self.storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
         self.local_workers.study_began()
+        if self.session.notifications is not None:
+            self.session.notifications.study_began(data)
         self.display.study_started(data, self.hours_before)
         self.shown = {record.trial for record in data.records if _has_ended(record)}
         while True:
@@ -152,6 +154,8 @@ class TrialLoop:
             if record.trial not in self.shown and _has_ended(record):
                 self.shown.add(record.trial)
                 self.display.trial_ended(record)
+                if self.session.notifications is not None:
+                    self.session.notifications.trial_ended(record)
         for worker in self.local_workers.ended():
             if worker.code != 0:
                 what = f"the worker in slot {worker.slot} ended with code {worker.code}"

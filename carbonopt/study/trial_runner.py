@@ -43,7 +43,10 @@ class TrialRunner:
 
     def __post_init__(self) -> None:
         self._engine = self.session.checked.engine
-        self._observers: list[TrialObserver] = [self.session.display, self.session.trackers]
+        session = self.session
+        self._observers: list[TrialObserver] = [session.display, session.trackers]
+        if session.notifications is not None:
+            self._observers.append(session.notifications)
 
     def run_trial(
         self,

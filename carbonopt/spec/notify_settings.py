@@ -1,0 +1,30 @@
+"""The messages about a study that its user is sent."""
+
+from typing import Literal
+
+from carbonopt.spec.base_settings import Name, Settings
+
+NotifyEvent = Literal["finished", "failed", "target_met", "stalled", "budget"]
+
+
+class Notify(Settings):
+    """Messages by Apprise; needs `pip install 'carbonopt[notify]'`."""
+
+    on: tuple[NotifyEvent, ...] = ("finished", "failed")
+    """Events, each of which is sent once: `finished` (with the answer), `failed` (the command ended
+    with an error), `target_met` (by the first complete trial), `stalled` (a trial made no progress
+    for `launch.timeout_s`), `budget` (it ended the study)."""
+
+    attach: bool = True
+    """Whether `finished` has the picture of the Pareto front attached."""
+
+    config: Name | None = None
+    """A file of addresses, one a line, that nobody but its owner may read (mode 600). Without it
+    they are in the variable `CARBONOPT_NOTIFY`, separated by spaces."""
+
+    def violations(self) -> dict[str, bool]:
+        return {
+            "on must name at least one event, each once": (
+                not self.on or len(set(self.on)) < len(self.on)
+            )
+        }

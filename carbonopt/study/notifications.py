@@ -1,0 +1,200 @@
+"""Messages about a study by Apprise, to addresses that the study file never has.
+
+No message may fail a study, or delay its end by more than CLOSE_S. They are sent one after the
+other in a thread of its own. An address can hold a password, so that of it only its scheme, such as
+`mailto`, is ever shown.
+"""
+
+import logging
+import os
+import queue
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.extras import check_installed
+from carbonopt.core.files import read_text
+from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
+from carbonopt.spec.notify_settings import Notify, NotifyEvent
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.trial_spec import TrialSpec
+
+if TYPE_CHECKING:
+    from carbonopt.spec.study_data import StudyData
+
+ADDRESSES = "CARBONOPT_NOTIFY"  # variable with addresses, separated by spaces
+CLOSE_S = 5.0
+_OF_THE_END: tuple[NotifyEvent, ...] = ("finished", "budget")
+_FILE_MIB = 1  # largest file of addresses
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True)
+class Message:
+    title: str
+    text: str
+    picture: Path | None = None
+
+
+def addresses(settings: Notify) -> tuple[str, ...]:
+    """Return the addresses, which Apprise knows how to reach.
+
+    Raises:
+        BadInput: If there are none, Apprise is missing or doesn't know one, or others may read the
+            file that has them.
+    """
+    check_installed("apprise", "notify", "notify")
+    if settings.config is None:
+        found, place = os.environ.get(ADDRESSES, "").split(), f"the variable {ADDRESSES}"
+    else:
+        path = Path(settings.config)
+        lines = read_text(path, "notify.config", _FILE_MIB).splitlines()
+        if path.stat().st_mode & _OTHERS:
+            raise BadInput(
+                f"notify.config: nobody but its owner may read {path}, which can hold passwords,"
+                f" but its mode is {stat.S_IMODE(path.stat().st_mode):o}; type: chmod 600 {path}"
+            )
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        place = str(path)
+    if not found:
+        raise BadInput(
+            f"notify needs addresses, but {place} has none; give URLs of Apprise, such as"
+            f" mailto://USER:PASSWORD@example.org, in {ADDRESSES} or in the file notify.config."
+        )
+    for number, address in enumerate(found, start=1):
+        if _opened(address) is None:
+            raise BadInput(
+                f"notify: address {number} of {place} ({_scheme(address)}) is none that Apprise"
+                " can reach; its documentation has the schemes and their parts."
+            )
+    return tuple(found)
+
+
+class Notifications:
+    """An observer of trials that sends the messages of a study, each event's once.
+
+    `warn` is called in the caller's own thread.
+    """
+
+    def __init__(self, config: StudyConfig, to: Sequence[str], warn: Callable[[str], None]) -> None:
+        self._config, self._addresses, self._warn = config, to, warn
+        settings = config.notify
+        self._said_before = False  # an earlier call has ended the study, and no trial has run since
+        self._left = set(settings.on) if settings is not None and to else set[NotifyEvent]()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def of(cls, config: StudyConfig, warn: Callable[[str], None]) -> "Notifications":
+        """Return the notifications that a study file asks for, which may be none.
+
+        Raises:
+            BadInput: As `addresses`.
+        """
+        return cls(config, () if config.notify is None else addresses(config.notify), warn)
+
+    def study_began(self, data: "StudyData") -> None:
+        """Leave out the events that an earlier call of the study's command has seen."""
+        for record in data.records:
+            self._left -= {event for event in ("target_met", "stalled") if self._is(event, record)}
+        self._said_before = data.ended is not None
+
+    def trial_started(self, spec: TrialSpec) -> None:
+        self._said_before = False
+
+    def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        quality = self._config.quality
+        if self._is("target_met", record) and record.value is not None:
+            reached = f"{quality.name} {quality.text(record.value)}"
+            self.send("target_met", f"Trial {record.trial} met the target: {reached}.")
+        if self._is("stalled", record):
+            why = "" if record.failure is None else f": {record.failure.sentence}"
+            self.send("stalled", f"Trial {record.trial} was stopped{why}.")
+
+    def send(self, event: NotifyEvent, text: str, picture: Path | None = None) -> None:
+        """Send the message of an event, if the study file asks for it and it was not sent yet."""
+        if event not in self._left or (event in _OF_THE_END and self._said_before):
+            return
+        self._left.remove(event)
+        if self._thread is None:
+            # A daemon, so that a host that hangs can't keep the study's process from ending.
+            self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
+            self._thread.start()
+        title = f"carbonopt: {self._config.name}: {event.replace('_', ' ')}"
+        attached = picture if self._config.notify and self._config.notify.attach else None
+        self._messages.put(Message(title, text, attached))
+
+    def close(self) -> None:
+        """Wait until all messages are sent, for a few seconds at most."""
+        if self._thread is None:
+            return
+        self._messages.put(None)
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            self._warn(f"messages were not sent within {CLOSE_S:g} s, and may be missing.")
+        self._thread = None
+        while not self._problems.empty():
+            self._warn(self._problems.get())
+
+    def _is(self, event: NotifyEvent, record: TrialRecord) -> bool:
+        if event == "stalled":
+            return record.state is TrialState.TIMEOUT
+        target = self._config.target.at()
+        return (
+            record.state is TrialState.COMPLETE
+            and record.value is not None
+            and target.is_met_by(record.value)
+        )
+
+    def _work(self) -> None:
+        while (message := self._messages.get()) is not None:
+            for problem in deliver(message, self._addresses):
+                self._problems.put(problem)
+
+
+def deliver(message: Message, to: Sequence[str]) -> list[str]:
+    """Send a message to each address; return what went wrong, a sentence for each that failed."""
+    problems = []
+    for number, address in enumerate(to, start=1):
+        try:
+            sent = _sent(message, address)
+            why = "it was not accepted"
+        except Exception as error:  # noqa: BLE001 – whatever fails, it must not end a night of trials
+            sent, why = False, type(error).__name__  # its text can hold the address
+        if not sent:
+            problems.append(
+                f"the message {message.title!r} did not reach address {number}"
+                f" ({_scheme(address)}): {why}."
+            )
+    return problems
+
+
+def _sent(message: Message, address: str) -> bool:
+    from apprise.attachment.file import AttachFile
+
+    service = _opened(address)
+    attached = None
+    if message.picture is not None and service.attachment_support:
+        attached = [AttachFile(str(message.picture))]  # type: ignore[no-untyped-call]
+    return bool(service.notify(body=message.text, title=message.title, attach=attached))
+
+
+def _opened(address: str) -> Any:
+    """Return Apprise's service for an address; None if it knows none."""
+    import apprise
+
+    # Its lines can hold addresses; what fails is said in `deliver`'s own words.
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    return apprise.Apprise.instantiate(address)
+
+
+def _scheme(address: str) -> str:
+    scheme, colon, _ = address.partition("://")
+    return scheme if colon and scheme.isalnum() else "without a scheme"

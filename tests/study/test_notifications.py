@@ -1,0 +1,180 @@
+"""Messages about a study, to real servers on loopback."""
+
+import email
+import email.policy
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from email.message import EmailMessage
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiosmtpd.controller import Controller
+from commands import free_port, refusal, within
+from small_studies import study, trial
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.trial import Failure, TrialState
+from carbonopt.spec.notify_settings import Notify
+from carbonopt.study.notifications import (
+    ADDRESSES,
+    CLOSE_S,
+    Message,
+    Notifications,
+    addresses,
+    deliver,
+)
+
+SECRET = "hunter2"
+
+
+class Mailbox:
+    def __init__(self) -> None:
+        self.mails: list[EmailMessage] = []
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        self.mails.append(email.message_from_bytes(envelope.content, policy=email.policy.default))
+        return "250 OK"
+
+
+@pytest.fixture
+def mailbox() -> Iterator[tuple[str, Mailbox]]:
+    box = Mailbox()
+    port = free_port()
+    server = Controller(box, hostname="127.0.0.1", port=port)
+    server.start()
+    yield f"mailto://127.0.0.1:{port}?mode=insecure&from=a@example.org&to=b@example.org", box
+    server.stop()
+
+
+@pytest.fixture
+def hook() -> Iterator[tuple[str, list[dict]]]:
+    """An address for Apprise's JSON, and the requests' bodies."""
+    bodies: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"json://user:{SECRET}@127.0.0.1:{server.server_address[1]}", bodies
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """An address whose server takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"json://user:{SECRET}@127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_mail_and_a_request_have_the_text_and_the_picture(mailbox, hook, tmp_path: Path) -> None:
+    picture = tmp_path / "a picture?.png"
+    picture.write_bytes(b"\x89PNG of a front")
+    (mail_to, box), (hook_to, bodies) = mailbox, hook
+    assert (
+        deliver(Message("the title", "the text\nof two lines", picture), [mail_to, hook_to]) == []
+    )
+    (mail,), (body,) = box.mails, bodies
+    assert mail["subject"] == "the title"
+    assert "the text" in mail.get_body(("plain", "html")).get_content()
+    (attached,) = mail.iter_attachments()
+    assert attached.get_content() == picture.read_bytes()
+    assert (body["title"], body["message"]) == ("the title", "the text\nof two lines")
+    assert len(body["attachments"]) == 1
+
+
+def test_each_event_is_sent_once(hook) -> None:
+    to, bodies = hook
+    data = study(trial(0), raw={"notify": {"on": ["target_met", "stalled", "finished"]}})
+    warnings: list[str] = []
+    notifications = Notifications(data.config, [to], warnings.append)
+    notifications.study_began(study())
+    notifications.trial_ended(trial(0, perplexity=9.0))  # misses the target
+    notifications.trial_ended(trial(1, perplexity=5.0))
+    notifications.trial_ended(trial(2, perplexity=4.0))
+    failure = Failure(kind="timeout", text="no step was made for 60 s.\nand more")
+    stalled = trial(3, perplexity=None, state=TrialState.TIMEOUT, failure=failure)
+    notifications.trial_ended(stalled)
+    notifications.send("failed", "which nobody asked for")
+    notifications.close()
+    assert [body["title"] for body in bodies] == [
+        "carbonopt: small: target met",
+        "carbonopt: small: stalled",
+    ]
+    assert "Trial 1" in bodies[0]["message"] and "no step was made" in bodies[1]["message"]
+    assert warnings == []
+    again = Notifications(data.config, [to], warnings.append)
+    again.study_began(study(trial(1, perplexity=5.0), stalled))
+    again.trial_ended(trial(4, perplexity=4.0))
+    again.close()
+    assert len(bodies) == 2, "an earlier call has sent it"
+
+
+def test_a_dead_host_and_one_that_hangs_are_said_without_the_password(deaf: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        dead = f"json://user:{SECRET}@127.0.0.1:{gone.getsockname()[1]}"
+    data = study(raw={"notify": {"on": ["finished"]}})
+    warnings: list[str] = []
+    notifications = Notifications(data.config, [dead, deaf], warnings.append)
+    began = time.monotonic()
+    notifications.send("finished", "the answer")
+    assert time.monotonic() - began < 0.5, "sending does not wait"
+    notifications.close()
+    assert time.monotonic() - began < CLOSE_S + 1.0
+    assert warnings and SECRET not in " ".join(warnings)
+
+
+def test_addresses_are_checked_and_never_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ADDRESSES, raising=False)
+    with pytest.raises(BadInput, match=ADDRESSES):
+        addresses(Notify())
+    monkeypatch.setenv(ADDRESSES, f"json://ok.example nowhere://{SECRET}@x")
+    with pytest.raises(BadInput, match=r"address 2 of the variable .*\(nowhere\)") as error:
+        addresses(Notify())
+    assert SECRET not in str(error.value)
+    file = tmp_path / "to.txt"
+    file.write_text("# ours\njson://ok.example\n\nmailto://u:p@example.org\n")
+    file.chmod(0o640)
+    with pytest.raises(BadInput, match="mode is 640; type: chmod 600"):
+        addresses(Notify(config=str(file)))
+    file.chmod(0o600)
+    assert len(addresses(Notify(config=str(file)))) == 2
+
+
+def test_a_test_message_and_the_end_of_a_study(hook, replay_study: dict, tmp_path: Path) -> None:
+    """By the command itself: the end has the answer and its picture, the storage no address."""
+    to, bodies = hook
+    env = {ADDRESSES: to}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(replay_study))
+    assert "has no notify" in refusal("notify", path, "--test", **env)
+    path.write_text(yaml.safe_dump({**replay_study, "notify": {"on": ["finished", "budget"]}}))
+    assert "--test" in refusal("notify", path, **env)
+    assert within("notify", path, "--test", **env).stdout == "sent to 1 address\n"
+    done = within("run", path, "--out", tmp_path / "out", **env)
+    assert done.returncode in (0, 3), done.stderr
+    titles = [body["title"].rpartition(": ")[2] for body in bodies]
+    assert titles == ["test", "finished"] or titles == ["test", "finished", "budget"]
+    assert (
+        "The study ended" in bodies[1]["message"] and str(tmp_path / "out") in bodies[1]["message"]
+    )
+    assert len(bodies[1]["attachments"]) == 1
+    again = within("run", path, "--out", tmp_path / "out", **env)
+    assert again.returncode == done.returncode and len(bodies) == len(titles)
+    for file in (tmp_path / "out").rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
+    assert SECRET not in done.stdout + done.stderr
