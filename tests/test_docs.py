@@ -157,9 +157,11 @@ def test_every_yaml_block_is_a_study_or_part_of_one(block: Block, checkout: Path
     if block.title:
         assert load_study(checkout / block.title).name == Path(block.title).stem
         return
-    whole = laid_over(
-        yaml.safe_load((checkout / "small-study.yaml").read_text()), yaml.safe_load(block.text)
-    )
+    small = yaml.safe_load((checkout / "small-study.yaml").read_text())
+    part = yaml.safe_load(block.text)
+    if "notify" in part:
+        part["notify"]["on"] = part["notify"].pop(True)  # YAML 1.1 reads `on` as true
+    whole = laid_over(small, part)
     beside_configs = checkout / "mine" / "study.yaml"
     beside_configs.write_text(yaml.safe_dump(whole))
     load_study(beside_configs)

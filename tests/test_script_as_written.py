@@ -668,3 +668,24 @@ def test_the_study_file_of_the_winner_has_the_template(tmp_path: Path) -> None:
     again["workload"]["config_template"] = stored
     study.write_text(yaml.safe_dump(again))
     assert load_study(study).model_dump(mode="json")["workload"]["config_template"] == stored
+
+
+@pytest.mark.slow
+def test_a_file_that_no_trial_has_written_is_no_quality(tmp_path: Path) -> None:
+    """It was there before the study; a trial that writes it anew, alike or not, is judged by it."""
+    study = study_of(
+        tmp_path,
+        "import sys; sys.argv[1] == '0.2' and open('r.json', 'w').write('{\"acc\": 0.95}')",
+        f"{PYTHON} train.py {{learning_rate}}",
+        workload={"quality_from": {"file": "r.json", "key": "acc"}},
+        space={"learning_rate": {"choices": [0.1, 0.2]}, "my_width": None},
+    )
+    (tmp_path / "r.json").write_text('{"acc": 0.95}')
+    done = carbonopt("run", study, "--out", tmp_path / "out")
+    records = [
+        json.loads(line) for line in carbonopt("export", tmp_path / "out").stdout.split("\n")[:-1]
+    ]
+    by_rate = {record["params"]["learning_rate"]: record for record in records}
+    assert by_rate[0.2]["state"] == "complete", done.stdout
+    assert by_rate[0.1]["failure"]["kind"] == "no_quality"
+    assert "was there before the trial" in by_rate[0.1]["failure"]["text"]

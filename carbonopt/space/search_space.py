@@ -165,11 +165,12 @@ class SearchSpace:
         if not self.on_gpu:
             return f"float8: {params.float8} needs a GPU, but launch.gpus is empty; use none."
         if params.precision != "bf16":
-            return f"float8: {params.float8} needs precision bf16, but got {params.precision}."
+            got = params.precision or "none"
+            return f"float8: {params.float8} needs precision: bf16, but got {got}."
         if not params.torch_compile:
             return (
                 f"float8: {params.float8} needs torch_compile: true, without which rounding takes"
-                f" longer than float8 saves, but got {params.torch_compile}."
+                f" longer than float8 saves, but got {params.torch_compile or False}."
             )
         if params.zero_stage == 3:
             return (

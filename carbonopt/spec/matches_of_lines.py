@@ -18,6 +18,8 @@ _NUMBER = re.compile(
     (?:\d{1,3}(?:,\d{3})+\.\d+|\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?""",
     re.IGNORECASE | re.VERBOSE,
 )
+# What may be a number with a decimal comma, or with commas between thousands: neither is read.
+_WITH_COMMA = re.compile(r"[+-]?\d+(?:,\d+)+(?![\d.])")
 _NOT_FINITE = re.compile(r"[+-]?\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 # A number that a pattern for numbers matches where it does not match NaN.
 _IN_ITS_PLACE = "9.87654321"
@@ -75,7 +77,22 @@ def _whole(match: "re.Match[str]", group: str | int) -> Value:
                 continue
             if abs(taken - whole) > _SAME * abs(whole):
                 return match[group], number[0]
+    for number in _WITH_COMMA.finditer(match.string):
+        # A comma that the pattern itself matches divides two values.
+        cut_before = number.start() < begin and match.start() >= begin
+        cut_after = number.end() > end and match.end() <= end
+        is_in = number.start() <= begin and end <= number.end()
+        if is_in and (cut_before or cut_after) and not _is_listed(number):
+            return match[group], number[0]
     return match[group]
+
+
+def _is_listed(number: "re.Match[str]") -> bool:
+    """Return whether commas separate the numbers of a list, such as [1,2]."""
+    text = number.string
+    return text[: number.start()].endswith(("[", "(")) or text[number.end() :].startswith(
+        ("]", ")")
+    )
 
 
 if __name__ == "__main__":

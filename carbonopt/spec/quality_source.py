@@ -25,6 +25,10 @@ _MATCHING_LIMIT_S = 20.0
 _LARGEST_FILE = 2**26  # bytes
 
 
+# Time of the last change in ns, size in bytes, and inode.
+FileState = tuple[int, int, int]
+
+
 class NoQuality(Exception):
     """The error that no quality was found; its text says where it was looked for."""
 
@@ -62,7 +66,25 @@ class QualitySource(Frozen, allow_inf_nan=False):
         how = f"key {self.key}" if self.pattern is None else f"pattern '{self.pattern}'"
         return f"{how} in {where}" + ("" if self.scale == 1 else f", times {self.scale:g}")
 
-    def read(self, log: Path, folder: Path, quality: Quality, steps: int) -> list[Reported]:
+    def state(self, folder: Path) -> FileState | None:
+        """Return the state of the file in a script's folder, which a trial that writes it changes.
+
+        None: the quality is in the output, or there is no file yet.
+        """
+        path = folder / (self.file or "")
+        if self.file is None or not path.is_file():
+            return None
+        status = path.stat()
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def read(
+        self,
+        log: Path,
+        folder: Path,
+        quality: Quality,
+        steps: int,
+        before: FileState | None = None,
+    ) -> list[Reported]:
         """Return the evaluations that a script which has ended left, the last one at its end.
 
         Args:
@@ -70,9 +92,10 @@ class QualitySource(Frozen, allow_inf_nan=False):
             folder: the folder in which it ran, from where a file's relative path leads.
             quality: the quality of the target.
             steps: the steps of the training, where nothing else gives the step.
+            before: the file's `state` when the trial began.
 
         Raises:
-            NoQuality: if nothing is there.
+            NoQuality: if nothing is there, or the trial has not written the file.
             BadInput: for a value that is no number, or can't be one of the quality; and for steps
                 that go back, whose last one is not the number of steps that the training made.
         """
@@ -81,6 +104,11 @@ class QualitySource(Frozen, allow_inf_nan=False):
             why = f"{path} is a folder, not a file" if path.is_dir() else None
             why = why or f"the script has written no file {path}"
             raise NoQuality(f"workload.quality_from: {why}")
+        if before is not None and self.state(folder) == before:
+            raise NoQuality(
+                f"workload.quality_from: {path} was there before the trial, which has not written"
+                " it; let the script write one of its own into {output_dir}"
+            )
         found = self._matches(path) if self.pattern is not None else self._values(path)
         points: list[Reported] = []
         for step, value in found:

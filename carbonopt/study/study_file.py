@@ -24,7 +24,7 @@ from carbonopt.spec.pipeline_file import Pipeline, PipelineStep
 from carbonopt.spec.space_settings import AUTO, Choices, Range, Space, UnchosenSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.workload_settings import Workload
-from carbonopt.study.yaml_file import MAX_MIB, read_yaml
+from carbonopt.study.yaml_file import MAX_MIB, YamlFile, read_yaml
 from carbonopt.train.tasks.task import task_class
 
 # Keys whose value may be the path of a file with the content, so that several studies can share it.
@@ -59,7 +59,7 @@ def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) ->
         workload.setdefault("folder", ".")
     try:
         for piece in PIECES:
-            raw = _changed(raw, piece, partial(_piece, folder=folder, name=".".join(piece)))
+            raw = _changed(raw, piece, partial(_piece, file=file, folder=folder, keys=piece))
         for keys, absolute in PATHS.items():
             raw = _changed(raw, keys, partial(absolute, folder))
         raw = _changed(raw, ("launch",), _with_hosts)
@@ -116,16 +116,23 @@ class PipelineFile:
         return load_study(self.study(step), {key: models[name] for key, name in step.needs.items()})
 
 
-def _piece(value: Any, folder: Path, name: str) -> Any:
+def _piece(value: Any, file: YamlFile, folder: Path, keys: tuple[str, ...]) -> Any:
+    """Return a part of a study file, read from the file that it names if it names one."""
+    name = ".".join(keys)
     if (
         name == "search.space"
         and isinstance(value, str)
         and value != AUTO
         and value.strip().lower() == AUTO
     ):
-        raise BadInput(f"search.space must be {AUTO}, a file or the dimensions, but got {value!r}.")
-    is_path = isinstance(value, str) and (name, value) != ("search.space", AUTO)
-    return read_yaml(folder / Path(value).expanduser(), name).values if is_path else value
+        raise BadInput(
+            f"search.space must be {AUTO}, a file or the dimensions, but got {value!r}.", keys=keys
+        )
+    if not isinstance(value, str) or (name, value) == ("search.space", AUTO):
+        return value
+    piece = read_yaml(folder / Path(value).expanduser(), name)
+    file.add_piece(keys, piece)
+    return piece.values
 
 
 def _with_hosts(launch: Any) -> Any:

@@ -141,8 +141,11 @@ class TrialRunner:
             self.session.display.progress(step, total_steps, train_kwh)
             self._engine.prepare_next()
 
+        program = spec.program
+        source = None if program is None else program.quality_from
         self._engine.meter.enter(Phase.SETUP)
         self._engine.meter.use(spec.params.world_size)
+        quality_file = source.state(Path(program.folder)) if source and program else None
         return TrialWatch(
             spec=spec,
             so_far=record,
@@ -152,6 +155,7 @@ class TrialRunner:
             observers=observers,
             progress=progress,
             store=store,
+            quality_file=quality_file,
         ).run()
 
     def _store_trial(self, optuna_trial: optuna.Trial, record: TrialRecord) -> None:

@@ -33,7 +33,7 @@ from carbonopt.energy.meter import Meter
 from carbonopt.energy.meter_reading import Reading
 from carbonopt.engines.engine import RunningTrial, await_own_signal
 from carbonopt.search.cap import exceeds_cap
-from carbonopt.spec.quality_source import NoQuality
+from carbonopt.spec.quality_source import FileState, NoQuality
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.phases import TrialPhases
 from carbonopt.study.process_exit import SIGNALLED, host_oom_kills, how_they_ended
@@ -123,6 +123,8 @@ class TrialWatch:
     # Takes the step, the total steps and the energy of the training window in kWh.
     progress: Callable[[int, int, float], None]
     store: Callable[[TrialRecord], None]
+    # state of the file of the script's quality before the trial; None: there is none
+    quality_file: FileState | None = None
     # Step and energy in kWh of the first report: before it, energy includes compilation.
     _first_progress: tuple[int, float] | None = None
     # Share of the steps that the projection is made from; projected kWh of all steps.
@@ -440,9 +442,8 @@ class TrialWatch:
         if source is not None:
             # Reading takes longer than a tick of the meter, and is no work of the script.
             self._phases.enter(Phase.GAP)
-            points = source.read(
-                self.trial.log, Path(self.spec.program.folder), self._quality, steps
-            )
+            folder = Path(self.spec.program.folder)
+            points = source.read(self.trial.log, folder, self._quality, steps, self.quality_file)
         elif not self._evals:
             points = printed_evaluations(self.trial.log_tail(PRINTED_LINES), self._quality, steps)
         else:

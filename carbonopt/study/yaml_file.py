@@ -12,24 +12,30 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import read_text
 
 MAX_MIB = 1  # largest size of a study file, a piece, a hostfile and a script's template
+_LONGEST_TAG = 40  # most characters of a tag that are shown
 _LONGEST_REASON = 600  # most characters of the parser's message that are shown
 _MOST_VALUES = 10_000  # most keys and values in a file: reading so many takes half a second
 
 
 @dataclass(frozen=True)
 class YamlFile:
-    """A file's keys and values, and the lines in which its keys stand."""
+    """A file's keys and values, and the places where its keys stand."""
 
     path: Path
     values: dict[Any, Any]
-    lines: dict[tuple[str, ...], int]  # by the keys from the top down to the one in that line
+    # The file and the line of each key, in words, by the keys from the top down to it.
+    places: dict[tuple[str, ...], str]
 
     def place(self, keys: Sequence[Any]) -> str:
         """Return the file and the line of a key, or of the nearest key around it, in words."""
         above = tuple(map(str, keys))
-        while above and above not in self.lines:
+        while above and above not in self.places:
             above = above[:-1]
-        return f"{self.path}, line {self.lines[above]}" if above else str(self.path)
+        return self.places[above] if above else str(self.path)
+
+    def add_piece(self, keys: Sequence[str], piece: "YamlFile") -> None:
+        """Note that the value of a key is another file's content."""
+        self.places.update({(*keys, *below): at for below, at in piece.places.items()})
 
 
 def read_yaml(path: Path, what: str) -> YamlFile:
@@ -42,23 +48,24 @@ def read_yaml(path: Path, what: str) -> YamlFile:
         BadInput: If it can't be read, or isn't such a file.
     """
     text = read_text(path, what, MAX_MIB)
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        values = None if node is None else loader.construct_document(node)
-        lines = dict(_lines(node))
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            values = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()  # type: ignore[no-untyped-call]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         said = "it is nested too deeply" if deep else " ".join(str(error)[:_LONGEST_REASON].split())
         said = said.replace('in "<unicode string>",', "at")
         said += "; indent with spaces instead of tabs" * ("'\\t'" in said)
         raise BadInput(f"{path} is not valid YAML: {said}") from error
-    finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
     if not isinstance(values, dict):
         holds = "is empty" if values is None else f"holds {shortened(values)}"
         raise BadInput(f"{path} must hold keys and their values, but {holds}.")
-    return YamlFile(path, values, lines)
+    places = {keys: f"{path}, line {line}" for keys, line in _lines(node)}
+    return YamlFile(path, values, places)
 
 
 def _lines(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -72,6 +79,11 @@ def _lines(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
     for name, begins, value in entries:
         yield (*above, str(name)), begins.start_mark.line + 1
         yield from _lines(value, (*above, str(name)))
+
+
+_TAGS = {
+    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map")
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -94,6 +106,9 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag not in _TAGS:
+            tag = node.tag.rpartition(":")[2][:_LONGEST_TAG]
+            raise _refusal(f"the tag {tag} can't be used; leave it out", node)
         try:
             return super().construct_object(node, deep)
         # The errors of a tag that doesn't fit its value, such as !!int [1].

@@ -4,11 +4,8 @@ This is the fork server's module; forks call `run`. Importing touches no GPU, be
 process that has opened one can't use it.
 """
 
-from carbonopt.train.speed import torchao_import  # noqa: F401 – before transformers imports it
-
-# isort: split
-
 import importlib
+import importlib.util
 import json
 import os
 import select
@@ -57,11 +54,21 @@ get_checkpoint_conversion_mapping("")
 
 def unfit() -> str | None:
     """Return why forks of this process can't train, or None if they can."""
-    return (
-        "importing what trials need has opened a GPU already"
-        if torch.cuda.is_initialized()
-        else None
-    )
+    if torch.cuda.is_initialized() or _is_bad_to_fork():
+        torchao = importlib.util.find_spec("torchao") is not None
+        by = " (torchao does so where it is installed)" if torchao else ""
+        return f"importing what trials need has opened a GPU already{by}"
+    return None
+
+
+def _is_bad_to_fork() -> bool:
+    """Return whether a fork of this process could use no GPU, which only a fork can tell.
+
+    Counting the GPUs is enough for that.
+    """
+    if (child := os.fork()) == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))  # type: ignore[no-untyped-call]
+    return os.waitpid(child, 0)[1] != 0
 
 
 def run() -> int:

@@ -1,7 +1,5 @@
 """Linear layers that train in float8, on a CPU, which has the same products."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -72,31 +70,3 @@ def test_a_model_without_a_layer_that_gains_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"large enough to gain from {scaling} float8"):
         train_in_float8(llama(**changes), scaling)
-
-
-IMPORTING = """
-import torch
-from torch.utils import _triton
-import torch._inductor.compile_fx
-asked, torch.version.cuda = [], "13.0"
-torch.cuda.is_available = lambda: asked.append("available") or True
-torch.cuda.get_device_capability = lambda *device: asked.append("capability") or (9, 0)
-own, _triton.has_triton = _triton.has_triton, lambda: asked.append("Triton")
-if {first}:
-    from carbonopt.train.speed import torchao_import
-import torchao.prototype.mx_formats, torchao.float8
-print(len(asked), torch.cuda.is_available(), own.cache_info().currsize)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [True, False])
-def test_importing_torchao_first_asks_no_gpu(first: bool) -> None:
-    """Imported otherwise it does, which is why it is imported first.
-
-    Afterwards a GPU can be asked as before, and nothing wrong about it is remembered.
-    """
-    program = [sys.executable, "-c", IMPORTING.format(first=first)]
-    told = subprocess.run(program, check=True, capture_output=True, text=True, timeout=200)
-    asked, answer = told.stdout.strip().split(" ", 1)
-    assert (int(asked) == 0) is first and answer == "True 0"
