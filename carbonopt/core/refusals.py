@@ -81,9 +81,8 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys) -> str:
                 f" {first['ctx']['tag']!r}."
             )
         case "tuple_type":
-            cpu = "; [] stands for the CPU" if loc[-1:] == ["gpus"] else ""
-            got = shortened(first["input"])
-            return f"{where}: must be a list in brackets, such as [0]{cpu}, but got {got}."
+            cpu = " such as [0], where [] stands for the CPU" if loc[-1:] == ["gpus"] else ""
+            return f"{where}: must be a list{cpu}, but got {shortened(first['input'])}."
         case "too_short":
             counts = first["ctx"]
             return (
