@@ -46,6 +46,14 @@ def entry(name: str) -> str:
     )
 
 
+# The spread of a saving and its baseline: a detail in reports of before 2026-11-25, since then the
+# note of a tile.
+_SPREAD = re.compile(
+    r"Saving: (?P<spread1>.+); against (?P<baseline1>.+)\.$"
+    r"|Saving on a run: against (?P<baseline2>[^:]+): (?P<spread2>[^;]+)"
+)
+
+
 def headline_sentence(document: dict[str, Any]) -> str:
     """Return the saving of a report in one sentence.
 
@@ -53,8 +61,13 @@ def headline_sentence(document: dict[str, Any]) -> str:
         ValueError: if the report has none.
     """
     saving = re.match(r"([\d.]+ % (?:less|more) CO2e) ", document["headline"])
-    known = re.fullmatch(r"Saving: (.+); against (.+)\.", document["details"][0])
+    said = [
+        *document["details"],
+        *(f"{t['label']}: {t['note']}" for t in document.get("tiles", ())),
+    ]
+    known = next(filter(None, map(_SPREAD.match, said)), None)
     if saving is None or known is None:
         raise ValueError(f"a report must have a saving, but says {document['headline']!r}.")
-    spread, baseline = known.groups()
+    parts = known.groupdict()
+    spread, baseline = (parts[f"{name}1"] or parts[f"{name}2"] for name in ("spread", "baseline"))
     return f"A run of the recommendation emits **{saving[1]}** than {baseline} ({spread})."
