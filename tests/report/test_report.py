@@ -305,6 +305,16 @@ def test_failed_trials_are_said_beside_ones_that_completed():
     assert "some_failed" not in caveats_of(study(trial(0), interrupted))
 
 
+def test_evaluation_on_training_files_is_critical():
+    def of(train: str, evaluation: str) -> StudyData:
+        files = {"train_files": ["/a/x.txt", train], "eval_files": [evaluation]}
+        raw = study().config.model_dump(mode="json")["workload"]
+        return study(trial(0), raw={"workload": {**raw, "dataset": files}})
+
+    assert numbers_of(of("/a/y.txt", "/a/y.txt"), "evaluated_on_training") == {"files": "y.txt"}
+    assert "evaluated_on_training" not in caveats_of(of("/a/y.txt", "/b/y.txt"))
+
+
 def test_a_stopped_trial_that_had_met_another_target_is_said():
     point = evaluation(4.4, tokens=10).model_copy(update={"train_energy_kwh": 1e-3})
     capped = pruned(2).model_copy(update={"stop_reason": StopReason.CAP, "evals": (point,)})

@@ -1,6 +1,7 @@
 """Caveats on trials that did not run as a trial should, as far as this is known."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core.format import visible_text
@@ -8,6 +9,7 @@ from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
+from carbonopt.spec.study_data import StudyData
 
 _MOST_FILES = 3  # files that a caveat names; the others are counted
 
@@ -30,6 +32,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         text = first.failure.sentence if first.failure else "the reason is not known"
         numbers = {"count": len(failed), "of": len(study.data.records)}
         yield study.caveat("some_failed", **numbers, trial=first.trial, text=text)
+    if shared := _files_of_both(study.data):
+        yield study.caveat("evaluated_on_training", files=", ".join(map(visible_text, shared)))
     for same in study.alike:
         one, other = map(visible_text, same.values)
         yield study.caveat(
@@ -56,3 +60,12 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat(
             "planned_steps", trials=trials, planned=first.planned_steps, made=first.steps_done
         )
+
+
+def _files_of_both(data: StudyData) -> list[str]:
+    """Return the names of the files that are both training and evaluation data."""
+    dataset = None if data.config.workload is None else data.config.workload.dataset
+    if dataset is None:
+        return []
+    both = {*(dataset.train_files or ())} & {*(dataset.eval_files or ())}
+    return sorted(Path(file).name for file in both)
