@@ -66,9 +66,15 @@ def _is_bad_to_fork() -> bool:
 
     Counting the GPUs is enough for that.
     """
-    if (child := os.fork()) == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))  # type: ignore[no-untyped-call]
-    return os.waitpid(child, 0)[1] != 0
+    answers, answer = os.pipe()
+    if os.fork() == 0:
+        is_bad = torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
+        os.write(answer, b"bad" if is_bad else b"good")
+        os._exit(0)
+    os.close(answer)
+    # A pipe, because the fork server has its children waited for by nobody.
+    with os.fdopen(answers, "rb") as told:
+        return told.read() != b"good"
 
 
 def run() -> int:
