@@ -225,11 +225,10 @@ def _work(
 ) -> "tuple[StudyData, Path | None]":
     """Work on a study in one slot of its launch; for the rest see `_run_study`."""
     from carbonopt.cli.display import LiveDisplay
-    from carbonopt.core.files import check_kinds
     from carbonopt.storage.folder import own_folder
     from carbonopt.storage.study_storage import written
     from carbonopt.study.local_workers import LocalWorkers
-    from carbonopt.study.notifications import Notifications, addresses
+    from carbonopt.study.notifications import Notifications
     from carbonopt.study.run_study import run_study
     from carbonopt.study.session import Session
     from carbonopt.study.stop_request import interruptible
@@ -237,22 +236,13 @@ def _work(
 
     with own_folder(paths) as held, written(paths.root), interruptible() as interrupted:
         display = LiveDisplay(checked.config)
-        to = () if joins or checked.config.notify is None else addresses(checked.config.notify)
-        notifications, has_begun = Notifications(checked.config, to, display.warn), False
+        notifications = Notifications.of(checked.config, display.warn, joins=joins)
 
         def on_begin() -> None:
-            nonlocal has_begun
-            has_begun = True
             if local_workers is not None:
                 local_workers.begin()
             for warning in warnings:
                 display.warn(warning)
-
-        def meanwhile() -> None:
-            _import_ahead()
-            from carbonopt.report.writing import NAMES
-
-            check_kinds(paths.report, NAMES)
 
         trackers = open_trackers(checked.config, paths.trackers, display.warn)
         session = Session(
@@ -265,7 +255,7 @@ def _work(
             notifications=notifications,
             url=storage,
             on_begin=on_begin,
-            meanwhile=meanwhile,
+            meanwhile=lambda: _look_ahead(paths),
             before_measuring=held.keep,
             as_step=as_step,
             joins=joins,
@@ -282,8 +272,7 @@ def _work(
             # All measurements are stored, so a signal may end it at once.
             interrupted.raise_on_signal()
             page = None if joins else write_own_report(data, paths)
-            if has_begun:
-                say_the_end(notifications, data, page)
+            say_the_end(notifications, data, page)
         return data, page
 
 
@@ -293,12 +282,17 @@ def _worker_paths(root: Path) -> "StudyPaths":
     return StudyPaths(root, f"{socket.gethostname()}-{os.getpid()}")
 
 
-def _import_ahead() -> None:
-    """Import the libraries of the search and the report, which takes seconds.
+def _look_ahead(paths: "StudyPaths") -> None:
+    """Import the libraries of the search and the report, and check that it can be written.
 
-    A study has time for this when it begins, while its trials' processes import, but not between
-    trials or later.
+    This takes seconds. A study has time for it when it begins, while its trials' processes import,
+    but not between trials or later.
     """
+    from carbonopt.core.files import check_kinds
+
     libraries = ("sklearn.inspection", "matplotlib.backends.backend_pdf", "pyarrow.parquet")
     for module in ("carbonopt.search.strategy", "carbonopt.report.writing", *libraries):
         importlib.import_module(module)
+    from carbonopt.report.writing import NAMES
+
+    check_kinds(paths.report, NAMES)

@@ -83,20 +83,26 @@ class Notifications:
     def __init__(self, config: StudyConfig, to: Sequence[str], warn: Callable[[str], None]) -> None:
         self._config, self._addresses, self._warn = config, to, warn
         settings = config.notify
-        self._said_before = False  # an earlier call has ended the study, and no trial has run since
+        # No study has begun, or an earlier call has ended it and no trial has run since.
+        self._said_before = True
         self._left = set(settings.on) if settings is not None and to else set[NotifyEvent]()
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def of(cls, config: StudyConfig, warn: Callable[[str], None]) -> "Notifications":
+    def of(
+        cls, config: StudyConfig, warn: Callable[[str], None], *, joins: bool
+    ) -> "Notifications":
         """Return the notifications that a study file asks for, which may be none.
+
+        A worker that joins sends none, because the leading one knows of all trials.
 
         Raises:
             BadInput: As `addresses`.
         """
-        return cls(config, () if config.notify is None else addresses(config.notify), warn)
+        has_none = joins or config.notify is None
+        return cls(config, () if has_none else addresses(config.notify or Notify()), warn)
 
     def study_began(self, data: "StudyData") -> None:
         """Leave out the events that an earlier call of the study's command has seen."""

@@ -128,6 +128,7 @@ def test_a_dead_host_and_one_that_hangs_are_said_without_the_password(deaf: str)
     data = study(raw={"notify": {"on": ["finished"]}})
     warnings: list[str] = []
     notifications = Notifications(data.config, [dead, deaf], warnings.append)
+    notifications.study_began(study().model_copy(update={"ended": None}))
     began = time.monotonic()
     notifications.send("finished", "the answer")
     assert time.monotonic() - began < 0.5, "sending does not wait"

@@ -252,20 +252,24 @@ def _check_program(task: "Script", base: Path) -> None:
         why = f"this Python finds no module {name}"
         raise BadInput(f"workload.command: {why}; install it, or give workload.folder.")
     if kind == "file" and command.literal(words[1]):
-        source = Path(name)
-        if is_folder(source):
-            source = source / "__main__.py"  # what Python runs of a folder
-            if not is_file(source):
-                raise BadInput(
-                    f"workload.command: {name} is a folder without a __main__.py; give the path of"
-                    " a script."
-                )
-        try:
-            ast.parse(source.read_bytes())
-        except (SyntaxError, ValueError) as error:
+        _check_source(Path(name))
+
+
+def _check_source(source: Path) -> None:
+    """Raise BadInput unless Python can run a file, or the __main__.py of a folder."""
+    if is_folder(source):
+        source = source / "__main__.py"
+        if not is_file(source):
             raise BadInput(
-                f"workload.command: {name} is no Python that runs: {error}; mend it."
-            ) from error
+                f"workload.command: {source.parent} is a folder without a __main__.py; give the"
+                " path of a script."
+            )
+    try:
+        ast.parse(source.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise BadInput(
+            f"workload.command: {source} is no Python that runs: {error}; mend it."
+        ) from error
 
 
 def _check_same_python(task: "Script", folder: Path) -> None:
