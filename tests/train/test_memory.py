@@ -350,7 +350,7 @@ def test_estimates_are_what_a_real_trial_allocates(
     params = TrainingParams(**values)
     profiled = {
         name: settings[name]
-        for name in ("precision", "lora_rank", "gradient_checkpointing")
+        for name in ("precision", "lora_rank", "gradient_checkpointing", "optimizer")
         if name in settings
     }
     found = memory_of(
