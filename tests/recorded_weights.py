@@ -14,7 +14,7 @@ from carbonopt.train.forked_rank import unfit
 
 __all__ = ["run", "unfit"]
 
-own_step_end = training_loop.Evaluations.on_step_end
+own_step_end = training_loop.TrialCallback.on_step_end
 rows: list[np.ndarray] = []
 
 
@@ -38,7 +38,7 @@ def step_end(evaluations, *arguments, **options):
     return own_step_end(evaluations, *arguments, **options)
 
 
-training_loop.Evaluations.on_step_end = step_end
+training_loop.TrialCallback.on_step_end = step_end
 
 
 def run() -> int:

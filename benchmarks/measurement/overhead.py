@@ -52,7 +52,7 @@ def trial(spec_file: str) -> int:
             timings["waits_s"].append(time.perf_counter() - began)
             return answer
 
-    class Blocks(training_loop.Evaluations):
+    class Blocks(training_loop.TrialCallback):
         measuring = True
         marks: list
 
@@ -93,7 +93,7 @@ def trial(spec_file: str) -> int:
                 os.kill(study, signal.SIGSTOP if dose and not measuring else signal.SIGCONT)
                 time.sleep(0.05)  # until it runs or stands
 
-    training_loop.Evaluations = Blocks
+    training_loop.TrialCallback = Blocks
     rank_main.Speaker = TimedSpeaker
     try:
         code = rank_main.main(spec_file)
