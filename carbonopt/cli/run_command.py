@@ -272,7 +272,8 @@ def _work(
             # All measurements are stored, so a signal may end it at once.
             interrupted.raise_on_signal()
             page = None if joins else write_own_report(data, paths)
-            say_the_end(notifications, data, page)
+            if checked.config.notify is not None:  # the answer takes a second to work out
+                say_the_end(notifications, data, page)
         return data, page
 
 

@@ -70,7 +70,7 @@ def run_study(session: Session) -> StudyData:
             joins and checked.config.launch.kind == "slurm"
         )
         if waits_for_leader:
-            # The energy of its devices is the study's from here on, also while it waits_for_leader.
+            # The energy of its devices is the study's from here on, also while it waits.
             account = _begin_engine(session, checked, inputs, lease, asked_to_end, prepares=False)
             _await_study(database, checked.config.name, session.local_worker, asked_to_end)
         stored, checked = load_stored(database, checked, paths, where, joins=joins)
