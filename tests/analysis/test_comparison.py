@@ -262,7 +262,7 @@ def test_a_saving_that_lasts_at_equal_quality_is_left_alone(tmp_path: Path) -> N
     assert EQUAL not in caveats_of(data)
     said = said_of(data, tmp_path)
     assert not any("stopped" in said[where] for where in ("headline", "sentence"))
-    assert "; 25 % to 50 % against it stopped at the target" in said["terminal"]
+    assert "25 % to 50 %" in said["terminal"]
 
 
 def test_of_a_recommended_run_without_energy_by_step_it_is_not_known() -> None:

@@ -265,18 +265,15 @@ def test_a_second_of_work_costs_the_same_beside_busy_neighbours(script: str) -> 
         beside = Measured(script)
     if not alone.busy_core_w:
         pytest.skip("the CPU's energy is measured here: it is not proportional to CPU time")
-    second_j = (
-        alone.busy_core_w
-    )  # of one CPU second; a loop that ends after it, and the start of some interpreters
+    # The energy of one CPU second: a loop that ends after it, and the start of some interpreters.
+    second_j = alone.busy_core_w
     for measured in (alone, beside):
         assert measured.sum_j == pytest.approx(measured.outer_j, rel=0.005)
         assert second_j <= measured.cpu_j + 0.05 * second_j
-    assert beside.seconds > 1.3 * alone.seconds or alone.seconds > 2, (
-        "they were busy, unless all others were before"
-    )
+    # The neighbours had half a core at least, however busy the machine was before.
+    assert beside.other_j > 0.5 * beside.seconds * beside.busy_core_w
     assert beside.cpu_j == pytest.approx(alone.cpu_j, rel=0.2)
     assert beside.cpu_j + beside.ram_j == pytest.approx(alone.cpu_j + alone.ram_j, rel=0.5)
-    assert beside.other_j > 0
 
 
 def test_a_short_evaluation_is_not_measured_as_zero() -> None:
