@@ -115,6 +115,22 @@ def check_regular(path: Path, *, link: bool = False) -> None:
     raise BadInput(f"{path} has to be a file, but is {kind}; move it.")
 
 
+def existing_parent(path: Path, what: str) -> Path:
+    """Return the nearest folder above a path that exists already.
+
+    Args:
+        path: the path of something that is going to be made.
+        what: the option or the file in the user's words, for the error.
+
+    Raises:
+        BadInput: if something that is no folder is on the way.
+    """
+    nearest = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not nearest.is_dir():
+        raise BadInput(f"{what} {path}: {nearest} has to be a folder, but is {kind_of(nearest)}.")
+    return nearest
+
+
 @contextmanager
 def lock_file(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
     """Open a file that serves as a lock, and give its descriptor; make it if it is missing.

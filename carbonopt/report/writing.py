@@ -9,7 +9,14 @@ from typing import Any
 from pydantic_core import to_json  # for indented output, many times as fast as `json`
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import COMPARISON_JSON, PIPELINE_JSON, REPORT_JSON, replaced, write_bytes
+from carbonopt.core.files import (
+    COMPARISON_JSON,
+    PIPELINE_JSON,
+    REPORT_JSON,
+    existing_parent,
+    replaced,
+    write_bytes,
+)
 from carbonopt.export import winner
 from carbonopt.report.assemble import whole
 from carbonopt.report.comparison_report import StudiesView
@@ -161,7 +168,7 @@ def refuse_folder(folder: Path, data: StudyData) -> None:
             would seem to be this study's.
     """
     # The new folder is made beside the old one and renamed, so its parent must be writable.
-    parent = next(parent for parent in Path(os.path.realpath(folder)).parents if parent.exists())
+    parent = existing_parent(Path(os.path.realpath(folder)), "the report's folder")
     if not os.access(parent, os.W_OK | os.X_OK):
         why = (
             "read-only file system"

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from carbonopt.core.errors import BadInput, CarbonoptError
-from carbonopt.core.files import kind_of, lock_file
+from carbonopt.core.files import existing_parent, kind_of, lock_file
 from carbonopt.storage.paths import PipelinePaths, StudyPaths
 
 Paths = StudyPaths | PipelinePaths
@@ -85,6 +85,7 @@ def own_folder(paths: Paths) -> Iterator[HeldFolder]:
 
 def _made(paths: Paths) -> HeldFolder:
     root, own = paths.root, paths.lock.parent
+    existing_parent(root, "--out")
     if not root.is_dir() and (kind := kind_of(root)) is not None:
         raise BadInput(f"--out {root} is {kind}; give a folder.")
     missing = [folder for folder in (own, *own.absolute().parents) if not folder.exists()]

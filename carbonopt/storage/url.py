@@ -28,6 +28,8 @@ RESTORE = "restore it from a copy"
 _DAMAGE = {0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # Parts of the databases' messages about a table that another command is making.
 _MADE_MEANWHILE = ("already exists", "database is locked", "database schema is locked")
+# SQLite's answers where a file system is full, has a quota, or fails.
+_OF_THE_DISK = ("disk I/O error", "database or disk is full")
 _TRIES, _TRY_AGAIN_S = 10, 0.2
 _OPTUNAS = {"studies", "trials"}  # two of the tables that Optuna makes
 # Options of a URL that are shown and kept. Any other option may be a secret, under whatever name
@@ -115,9 +117,8 @@ def connect(url: str, *, must_exist: bool = False, patience: Patience | None = N
     if parsed.get_backend_name() == "sqlite":
         arguments = sqlite_arguments(patience)
         _check_sqlite(parsed, what, must_exist, arguments)
-        if is_there(Path(str(parsed.database))):
-            # It may be the study folder's own file, for which the user gave no URL.
-            what = f"the storage {parsed.database}"
+        # It may be the study folder's own file, for which the user gave no URL.
+        what = f"the storage {parsed.database}"
     elif parsed.get_backend_name() == "postgresql":
         # Without a limit, an unreachable server would hold the command for minutes.
         arguments = {"connect_timeout": 10}
@@ -137,7 +138,8 @@ def connect(url: str, *, must_exist: bool = False, patience: Patience | None = N
         in_query = [str(value) for key, value in parsed.query.items() if key not in _HARMLESS]
         for secret in filter(None, (parsed.password, *in_query)):
             reason = reason.replace(secret, "***")
-        raise BadInput(f"{what} can't be opened: {reason}.") from error
+        advice = " Check the free space of its file system." if reason in _OF_THE_DISK else ""
+        raise BadInput(f"{what} can't be opened: {reason}.{advice}") from error
 
 
 def _limit_waits(limit_s: float, connection: Any, _: object) -> None:

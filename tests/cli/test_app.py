@@ -387,6 +387,16 @@ def test_a_folder_with_other_files_is_refused(
     assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("inside", ["study", "deep/study"])
+def test_a_file_on_the_way_to_a_folder_is_named(
+    inside: str, replay_study: dict, write_study, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("x")
+    said = refusal("run", write_study(replay_study), "--out", tmp_path / "notes" / inside)
+    assert f"{tmp_path / 'notes'} has to be a folder, but is a file" in said
+    assert (tmp_path / "notes").read_text() == "x"
+
+
 def test_an_unreachable_storage_is_refused_without_its_password(
     replay_study: dict, write_study, tmp_path: Path
 ) -> None:

@@ -180,6 +180,12 @@ def test_what_is_in_the_way_is_said_and_nothing_is_written(name, make, said, tmp
     assert sorted(folder.rglob("*")) == before and beside(folder) == []
 
 
+def test_a_file_on_the_way_to_the_reports_folder_is_named(tmp_path):
+    (tmp_path / "notes").write_text("x")
+    with pytest.raises(BadInput, match=re.escape(f"{tmp_path / 'notes'} has to be a folder")):
+        write_report(MET, tmp_path / "notes" / "report")
+
+
 def test_a_folder_is_not_taken_away_from_under_the_user(met_report, monkeypatch):
     folder = met_report
     monkeypatch.chdir(folder / "paper")

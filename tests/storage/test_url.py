@@ -1,5 +1,8 @@
 """URLs of storages: which databases are taken, and that no password is shown."""
 
+import resource
+from pathlib import Path
+
 import pytest
 
 from carbonopt.core.errors import BadInput
@@ -12,3 +15,16 @@ def test_a_database_of_another_kind_is_refused_without_its_password(kind: str) -
         connect(f"{kind}://user:hunter2@localhost/studies")
     assert f"is of '{kind.partition('+')[0]}'" in str(refused.value)
     assert "SQLite or PostgreSQL" in str(refused.value) and "hunter2" not in str(refused.value)
+
+
+def test_a_full_disk_is_not_called_an_option_of_the_user(tmp_path: Path) -> None:
+    """Writing beyond a limit of a file's size fails, for SQLite, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        with pytest.raises(BadInput) as refused:
+            connect(f"sqlite:///{tmp_path}/study.db")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = str(refused.value)
+    assert f"{tmp_path}/study.db" in said and "free space" in said and "--storage" not in said
