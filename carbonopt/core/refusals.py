@@ -31,7 +31,7 @@ _KnownKeys = Callable[[list[Any]], Sequence[str]]  # returns the known keys at a
 
 @dataclass(frozen=True)
 class Refusal:
-    """What is wrong with a value."""
+    """A rule that a value breaks, and the value's place."""
 
     text: str  # one sentence: key, value found, what is allowed
     keys: tuple[Any, ...]  # the keys that lead to the value, from the top down

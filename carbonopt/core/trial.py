@@ -196,7 +196,7 @@ class Failure(Frozen):
 
     @property
     def sentence(self) -> str:
-        """What went wrong, in one sentence without its full stop."""
+        """The reason in one sentence, without its full stop."""
         return self.text.strip().partition("\n")[0].rstrip(".")
 
 

@@ -99,7 +99,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What the search says of one trial, before the trial begins and while it runs.
+    """The search's decisions on one trial, before the trial begins and while it runs.
 
     All answers come from one proposal. It takes seconds where a study has hundreds of trials, so
     that it is made when an answer first needs it.
@@ -112,7 +112,7 @@ class TrialPlan:
 
     @cached_property
     def why_ended(self) -> str | None:
-        """Why this trial is not worth it, in words; None if it is."""
+        """The reason, in words, why no further trial is worth it; None if this one is."""
         strategy, budget = self.strategy, self.strategy.config.budget
         if self._waits:
             return None  # a waiting trial, interrupted or the study's start, is chosen already
@@ -140,7 +140,7 @@ class TrialPlan:
 
     @property
     def probe(self) -> TrialParams | None:
-        """What to measure by a few steps before the trial is proposed; None: nothing."""
+        """The settings to measure by a few steps before the trial is proposed; None: nothing."""
         if not self.strategy.proposes or self._waits or self._next_trial.probe_values is None:
             return None
         return self.strategy.space.params(self.strategy.with_single(self._next_trial.probe_values))

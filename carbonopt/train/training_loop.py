@@ -104,7 +104,7 @@ def _kernels() -> Kernels | None:
 
 
 class TrialCallback(TrainerCallback):
-    """What happens between a trial's steps: evaluations, progress, probes and averaging.
+    """The work between a trial's steps: evaluations, progress, probes and averaging.
 
     It stops all ranks if the study says so.
     """
