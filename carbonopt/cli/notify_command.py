@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from carbonopt.study.notifications import Notifications
 
 _PICTURE = Path("paper") / "figure-pareto.png"  # in a report's folder
-_BUDGET = "the budget of"  # how the end of a study by its budget begins
 
 
 def notify(
@@ -62,5 +61,5 @@ def say_the_end(notifications: "Notifications", data: "StudyData", page: Path | 
     picture = None if page is None else page.parent / _PICTURE
     picture = picture if picture is not None and picture.is_file() else None
     notifications.send("finished", text, picture)
-    if data.ended is not None and data.ended.startswith(_BUDGET):
+    if data.ended_by_budget:
         notifications.send("budget", text, picture)

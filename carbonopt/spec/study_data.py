@@ -206,6 +206,7 @@ class StudyData(Frozen):
     # as the first trial found them; None: a study that didn't note them
     inputs: tuple[InputFile, ...] | None = None
     ended: str | None = None  # why the study ended, in words; None: it has not ended
+    ended_by_budget: bool = False  # whether its budget, in trials, time, energy or emissions, did
 
     @model_validator(mode="after")
     def _has_possible_batches(self) -> "StudyData":

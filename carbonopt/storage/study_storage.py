@@ -190,7 +190,9 @@ class StudyStorage:
         """
         self.study.set_user_attr("trace", None if trace is None else trace.model_dump_json())
 
-    def set_ended(self, why: str | None) -> None:
+    def set_ended(self, why: str | None, *, by_budget: bool = False) -> None:
+        """Store why the study ended, in words, and whether its budget ended it; None: it goes on."""
+        self.study.set_user_attr("ended by budget", by_budget)
         self.study.set_user_attr("ended", why)
 
     def set_session(self, ledger: SessionLedger) -> None:
@@ -232,6 +234,7 @@ class StudyStorage:
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
                 inputs=None if inputs is None else _input_files(inputs),
                 ended=attributes.get("ended"),
+                ended_by_budget=attributes.get("ended by budget", False),
             )
         return Snapshot(data, trials)
 

@@ -163,7 +163,8 @@ def already_done(
     # The study was killed before it stored its end, or was interrupted and now has fewer trials.
     if data.ended is None:
         stored.refresh(config, data.provenance)
-        stored.set_ended(with_confirmation(all_run(trials), data, checked.engine))
+        why = with_confirmation(all_run(trials), data, checked.engine)
+        stored.set_ended(why, by_budget=True)
     return stored.read()
 
 

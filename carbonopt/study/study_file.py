@@ -63,6 +63,9 @@ def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) ->
         for keys, absolute in PATHS.items():
             raw = _changed(raw, keys, partial(absolute, folder))
         raw = _changed(raw, ("launch",), _with_hosts)
+    except BadInput as error:
+        # A file that is named has its own name in the text already.
+        raise BadInput(f"{file.place(error.keys)}: {error}") if error.keys else error from error
     # An unknown user's home, or a name that no system accepts.
     except (RuntimeError, OSError, ValueError) as error:
         raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
@@ -140,11 +143,13 @@ def _with_hosts(launch: Any) -> Any:
     if not isinstance(launch, dict) or launch.get("kind") != "hostfile":
         return launch
     if "hosts" in launch:
-        raise BadInput("launch.hosts is what launch.hostfile says; leave it out.")
+        rule = "launch.hosts is what launch.hostfile says; leave it out."
+        raise BadInput(rule, keys=("launch", "hosts"))
     path = launch.get("hostfile")
     if not isinstance(path, str) or not path:
         said = "but is missing" if path is None else f"but is {shortened(path)}"
-        raise BadInput(f"launch.hostfile must be the path of a hostfile, {said}.")
+        rule = f"launch.hostfile must be the path of a hostfile, {said}."
+        raise BadInput(rule, keys=("launch", "hostfile"))
     hosts = parse_hostfile(read_text(Path(path), "launch.hostfile", MAX_MIB), path)
     return {**launch, "hosts": [host.model_dump() for host in hosts]}
 

@@ -2,7 +2,7 @@
 
 `trial_runner` runs what is chosen, and `trial_watch` watches it. A study ends by its budget,
 because its trials all fail alike, or because nothing is left that is worth a trial (see
-`_why_ended`).
+`_begin_next`).
 """
 
 import time
@@ -187,14 +187,18 @@ class TrialLoop:
             has ended.
         """
         storage, plan = self.storage, self._plan(seen)
-        if ended := self._why_ended(seen, plan):
+        budget_used = self._budget_used(seen)
+        if ended := budget_used or always_the_same_failure(seen.data) or plan.why_ended:
             if not self._queue_repeat(seen.data):
                 if any(
                     run.state is TrialState.RUNNING
                     for run in (*seen.data.records, *seen.data.probes)
                 ):
                     return self._wait  # other workers still run something
-                storage.set_ended(with_confirmation(ended, seen.data, self.engine))
+                storage.set_ended(
+                    with_confirmation(ended, seen.data, self.engine),
+                    by_budget=budget_used is not None,
+                )
                 remove_outputs(seen.data, self.paths, self.display.warn, ended=True)
                 return None
             seen = storage.snapshot(self.lease.living)  # now has the repeat
@@ -298,16 +302,12 @@ class TrialLoop:
         self.shown.add(spec.number)
         self.runner.run_trial(optuna_trial, spec, record, seen, plan)
 
-    def _why_ended(self, seen: Snapshot, plan: "TrialPlan") -> str | None:
-        """Return why the search is over, in words; None while it goes on."""
+    def _budget_used(self, seen: Snapshot) -> str | None:
+        """Return which part of the budget is used up, in words; None: there is some left."""
         trials = self.config.budget.trials
         if trials is not None and seen.finished_count() >= trials:
             return all_run(trials)
-        return (
-            self.budget.limit_reached(seen.data.spent_kwh())
-            or always_the_same_failure(seen.data)
-            or plan.why_ended
-        )
+        return self.budget.limit_reached(seen.data.spent_kwh())
 
     def _queue_repeat(self, data: StudyData) -> bool:
         """Queue the next repeat that confirms the search's answer; return whether one is due."""

@@ -141,6 +141,9 @@ def test_a_word_of_a_command_may_be_longer_than_a_files_name(
             r"a list is written in brackets",
         ),
         ("search:\n  space:", 2, "search.space is empty"),
+        ("search:\n  space: Auto", 2, "search.space must be auto"),
+        ("launch:\n  kind: hostfile\n  hosts: [a]", 3, "launch.hosts"),
+        ("launch:\n  kind: hostfile\n  hostfile: 5", 3, "launch.hostfile"),
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_what_to_write(

@@ -156,20 +156,26 @@ def test_addresses_are_checked_and_never_shown(
     assert len(addresses(Notify(config=str(file)))) == 2
 
 
-def test_a_test_message_and_the_end_of_a_study(hook, replay_study: dict, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget", "by_budget"), [({"trials": 2}, ["budget"]), ({"trials": 1000}, [])]
+)
+def test_a_test_message_and_the_end_of_a_study(
+    budget: dict, by_budget: list[str], hook, replay_study: dict, tmp_path: Path
+) -> None:
     """By the command itself: the end has the answer and its picture, the storage no address."""
     to, bodies = hook
     env = {ADDRESSES: to}
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(replay_study))
     assert "has no notify" in refusal("notify", path, "--test", **env)
-    path.write_text(yaml.safe_dump({**replay_study, "notify": {"on": ["finished", "budget"]}}))
+    study = replay_study | {"budget": budget, "notify": {"on": ["finished", "budget"]}}
+    path.write_text(yaml.safe_dump(study))
     assert "--test" in refusal("notify", path, **env)
     assert within("notify", path, "--test", **env).stdout == "sent to 1 address\n"
     done = within("run", path, "--out", tmp_path / "out", **env)
     assert done.returncode in (0, 3), done.stderr
     titles = [body["title"].rpartition(": ")[2] for body in bodies]
-    assert titles == ["test", "finished"] or titles == ["test", "finished", "budget"]
+    assert titles == ["test", "finished", *by_budget]
     assert (
         "The study ended" in bodies[1]["message"] and str(tmp_path / "out") in bodies[1]["message"]
     )
