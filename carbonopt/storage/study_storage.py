@@ -191,7 +191,7 @@ class StudyStorage:
         self.study.set_user_attr("trace", None if trace is None else trace.model_dump_json())
 
     def set_ended(self, why: str | None, *, by_budget: bool = False) -> None:
-        """Store why the study ended, in words, and whether its budget ended it; None: it goes on."""
+        """Store why the study ended, in words (None: it goes on), and whether its budget did."""
         self.study.set_user_attr("ended by budget", by_budget)
         self.study.set_user_attr("ended", why)
 

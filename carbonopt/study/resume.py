@@ -2,7 +2,6 @@
 
 import dataclasses
 import platform
-from collections.abc import Callable
 from importlib.metadata import version
 
 from optuna.storages import RDBStorage
@@ -18,39 +17,35 @@ from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.workers import Lease
 from carbonopt.study.input_files import check_unchanged, input_files
 from carbonopt.study.repeats import all_run, next_repeat, with_confirmation
-from carbonopt.study.session import AsStep
+from carbonopt.study.session import Session
 from carbonopt.study.study_checks import CheckedStudy, as_prepared
 
 LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 
 
-def load_stored(
-    database: RDBStorage, checked: CheckedStudy, paths: StudyPaths, where: str, *, joins: bool
-) -> tuple[StudyStorage | None, CheckedStudy]:
-    """Return the stored study, if it has begun, and the checked study file to resume it with.
+def load_stored(database: RDBStorage, session: Session) -> tuple[StudyStorage | None, Session]:
+    """Return the stored study, if it has begun, and the session that resumes it.
 
     Raises:
         BadInput: If the storage holds another study, or there is none for a worker to join.
     """
+    checked = session.checked
     stored = StudyStorage.load(database, checked.config.name)
-    if joins and stored is None:
+    if session.joins and stored is None:
         raise BadInput(
-            f"--worker joins a study, but {where} has none called {checked.config.name!r} yet:"
-            f" {LEAD}."
+            f"--worker joins a study, but {session.where} has none called"
+            f" {checked.config.name!r} yet: {LEAD}."
         )
-    checked = _as_stored(checked, stored, paths)
+    checked = _as_stored(checked, stored, session.paths)
     if stored is not None:
-        stored.check_same(checked.config, where, joins=joins)
-        if joins:
+        stored.check_same(checked.config, session.where, joins=session.joins)
+        if session.joins:
             checked = _as_led(checked, stored)
-    return stored, checked
+    return stored, dataclasses.replace(session, checked=checked)
 
 
 def recorded_inputs(
-    inputs: tuple[InputFile, ...],
-    stored: StudyStorage | None,
-    where: str,
-    interrupted: Callable[[], bool],
+    inputs: tuple[InputFile, ...], stored: StudyStorage | None, session: Session
 ) -> tuple[InputFile, ...]:
     """Return the input files as the study recorded them; as they are, if it has no trials yet.
 
@@ -59,7 +54,9 @@ def recorded_inputs(
     """
     if stored is None or not (before := stored.read()).records or before.inputs is None:
         return inputs
-    return check_unchanged(before.inputs, inputs, where, interrupted, may_write(before))
+    return check_unchanged(
+        before.inputs, inputs, session.where, session.interrupted, may_write(before)
+    )
 
 
 def may_write(data: StudyData) -> tuple[TrialRecord, ...]:
@@ -139,19 +136,14 @@ def note_study(
     return storage
 
 
-def already_done(
-    stored: StudyStorage,
-    checked: CheckedStudy,
-    paths: StudyPaths,
-    as_step: AsStep | None,
-    warn: Callable[[str], None],
-) -> StudyData | None:
+def already_done(stored: StudyStorage, session: Session) -> StudyData | None:
     """Return the study if nothing is left to do, without starting anything to find that out."""
+    checked, paths = session.checked, session.paths
     config, trials = checked.config, checked.config.budget.trials
     if trials is None or (seen := stored.snapshot()).finished_count() < trials:
         return None
     data = seen.data.model_copy(update={"config": config})
-    if next_repeat(data, checked.engine, paths, as_step) is not None:
+    if next_repeat(data, checked.engine, paths, session.as_step) is not None:
         return None
     stored.set_trace(checked.trace)
     if config.is_script:
@@ -159,7 +151,7 @@ def already_done(
             files = input_files(config)
             check_unchanged(data.inputs or (), files, str(paths.root), lambda: False, data.records)
         except BadInput as error:
-            warn(f"this answer is that of the earlier files: {error}")
+            session.display.warn(f"this answer is that of the earlier files: {error}")
     # The study was killed before it stored its end, or was interrupted and now has fewer trials.
     if data.ended is None:
         stored.refresh(config, data.provenance)

@@ -20,7 +20,6 @@ from carbonopt.storage.url import connect, has_storage, remember_storage, storag
 from carbonopt.storage.workers import Lease, leased, living
 from carbonopt.study.account import SessionAccount
 from carbonopt.study.input_files import input_files, with_sha256, workload_fingerprint
-from carbonopt.study.local_workers import LocalWorker
 from carbonopt.study.resume import (
     LEAD,
     already_done,
@@ -30,7 +29,6 @@ from carbonopt.study.resume import (
     recorded_inputs,
 )
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import CheckedStudy
 from carbonopt.study.trial_loop import LOOK_AGAIN_S, TrialLoop
 
 _END_TOGETHER_S = 10.0  # longest wait after the last trial for the other workers' last reading
@@ -50,7 +48,7 @@ def run_study(session: Session) -> StudyData:
         MeasurementError: If no energy can be measured.
         CarbonoptError: If the study can't go on, such as for changed input files.
     """
-    checked, paths, joins = session.checked, session.paths, session.joins
+    paths, joins, name = session.paths, session.joins, session.checked.config.name
     if joins and session.local_worker is None and not has_storage(paths, session.url):
         raise BadInput(f"--worker joins a study, but {paths.root} has none yet: {LEAD}.")
     database = connect(
@@ -58,79 +56,69 @@ def run_study(session: Session) -> StudyData:
         must_exist=joins,
         patience=Patience(STUDY_S, session.display.warn, session.interrupted),
     )
-    check_folder_is_free(database, paths, checked.config.name)
-    where = str(paths.root) if session.url is None else "the storage"
+    check_folder_is_free(database, paths, name)
     with (
-        leased(database, checked.config.name, joins=joins) as lease,
-        contextlib.closing(checked.engine),
+        leased(database, name, joins=joins) as lease,
+        contextlib.closing(session.checked.engine),
     ):
-        asked_to_end = partial(_asked_to_end, lease, session.interrupted)
-        inputs = input_files(checked.config)
+        session = replace(session, interrupted=partial(_asked_to_end, lease, session.interrupted))
+        inputs = input_files(session.checked.config)
         waits_for_leader = session.local_worker is not None or (
-            joins and checked.config.launch.kind == "slurm"
+            joins and session.checked.config.launch.kind == "slurm"
         )
         if waits_for_leader:
             # The energy of its devices is the study's from here on, also while it waits.
-            account = _begin_engine(session, checked, inputs, lease, asked_to_end, prepares=False)
-            _await_study(database, checked.config.name, session.local_worker, asked_to_end)
-        stored, checked = load_stored(database, checked, paths, where, joins=joins)
-        if stored is not None:
-            done = already_done(stored, checked, paths, session.as_step, session.display.warn)
-            if done is not None:
-                return done
-        inputs = recorded_inputs(inputs, stored, where, asked_to_end)
+            account = _begin_engine(session, inputs, lease, prepares=False)
+            _await_study(database, session)
+        stored, session = load_stored(database, session)
+        if stored is not None and (done := already_done(stored, session)) is not None:
+            return done
+        inputs = recorded_inputs(inputs, stored, session)
         session.on_begin()
         if not waits_for_leader:
-            account = _begin_engine(
-                session, checked, inputs, lease, asked_to_end, prepares=not joins
-            )
+            account = _begin_engine(session, inputs, lease, prepares=not joins)
         # Hashed after the meter has begun, so that the energy of it is measured as preparation.
-        inputs = with_sha256(inputs, asked_to_end)
-        checked, prepared = _prepare(checked, session.meanwhile, asked_to_end)
+        inputs = with_sha256(inputs, session.interrupted)
+        try:
+            session, prepared = _prepare(session)
+        finally:
+            if stored is not None:  # what an interrupted preparation used is the study's, too
+                account.store(stored)
         lease.renew()
-        provenance = provenance_of(checked, prepared, session.study_file)
+        provenance = provenance_of(session.checked, prepared, session.study_file)
         session.before_measuring()
-        remember_storage(paths, session.url, checked.config.name)
-        stored = note_study(database, stored, checked, lease, provenance, prepared, inputs)
-        session = replace(session, checked=checked, interrupted=asked_to_end)
+        remember_storage(paths, session.url, name)
+        stored = note_study(database, stored, session.checked, lease, provenance, prepared, inputs)
         TrialLoop(session, lease, account, stored, prepared).run(inputs)
-        return _read_after_others(database, stored, lease, asked_to_end)
+        return _read_after_others(database, stored, lease, session.interrupted)
 
 
 def _begin_engine(
-    session: Session,
-    checked: CheckedStudy,
-    inputs: tuple[InputFile, ...],
-    lease: Lease,
-    interrupted: Callable[[], bool],
-    *,
-    prepares: bool,
+    session: Session, inputs: tuple[InputFile, ...], lease: Lease, *, prepares: bool
 ) -> SessionAccount:
     """Start the engine and its meter (for `prepares` see `Engine.begin`), and open the account."""
-    as_step = session.as_step
+    checked, as_step = session.checked, session.as_step
     checked.engine.begin(
         session.paths,
         workload_fingerprint(checked.config, inputs, auto=checked.auto is not None),
         session.display,
-        interrupted,
+        session.interrupted,
         own_meter if as_step is None else as_step.meter_provider,
         prepares=prepares,
     )
     return SessionAccount(checked.engine, lease.worker.id)
 
 
-def _prepare(
-    checked: CheckedStudy, meanwhile: Callable[[], None], interrupted: Callable[[], bool]
-) -> tuple[CheckedStudy, Prepared | None]:
+def _prepare(session: Session) -> tuple[Session, Prepared | None]:
     """Wait until trials can be started.
 
     Returns:
-        The checked study, with the search space if it has only now been chosen, and what has been
-        prepared.
+        The session, whose search space may have been chosen only now, and what has been prepared.
     """
+    checked = session.checked
     with ThreadPoolExecutor(1) as aside:
-        done = aside.submit(meanwhile)
-        prepared = checked.engine.prepare(interrupted)
+        done = aside.submit(session.meanwhile)
+        prepared = checked.engine.prepare(session.interrupted)
         if prepared is not None:
             if not checked.is_settled:
                 assert prepared.auto is not None
@@ -138,23 +126,18 @@ def _prepare(
             checked.space.check_fits(prepared.train_examples)
         checked.engine.meter.enter(Phase.GAP)
     done.result()
-    return checked, prepared
+    return replace(session, checked=checked), prepared
 
 
-def _await_study(
-    database: RDBStorage,
-    name: str,
-    local_worker: LocalWorker | None,
-    interrupted: Callable[[], bool],
-) -> None:
+def _await_study(database: RDBStorage, session: Session) -> None:
     """Wait until there is a study to join.
 
     A local worker is notified by its command. A Slurm job may begin before the job that leads.
     """
-    if local_worker is not None:
-        local_worker.await_study(interrupted)
-    while StudyStorage.load(database, name) is None:
-        if interrupted():
+    if session.local_worker is not None:
+        session.local_worker.await_study(session.interrupted)
+    while StudyStorage.load(database, session.checked.config.name) is None:
+        if session.interrupted():
             raise StudyInterrupted(BEFORE_A_TRIAL)
         time.sleep(LOOK_AGAIN_S)
 

@@ -56,3 +56,8 @@ class Session:
     # The workers in the launch's other slots.
     local_workers: LocalWorkers = field(default_factory=LocalWorkers)
     local_worker: LocalWorker | None = None  # this call, where it is such a worker itself
+
+    @property
+    def where(self) -> str:
+        """The place of the stored study, in the user's words, without the storage's URL."""
+        return str(self.paths.root) if self.url is None else "the storage"
