@@ -1,5 +1,6 @@
 """The end of a command: its exit codes, and the sentence that is printed for an error."""
 
+import atexit
 import errno
 import itertools
 import os
@@ -116,6 +117,16 @@ def _fail(text: str, code: int) -> NoReturn:
 def _end_at_once(signum: int, frame: Any) -> None:
     os.write(2, b"carbonopt: interrupted.\n")
     os._exit(EXIT_INTERRUPTED)
+
+
+# Registered before most libraries register theirs, so it is called after them.
+@atexit.register
+def _keep_exit_code() -> None:
+    """Ignore Ctrl-C while Python tears down its modules, which takes a second or two after a study.
+
+    Python has reset its handlers by then, and a Ctrl-C would kill it without its exit code.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def unraisable(error: "sys.UnraisableHookArgs") -> None:

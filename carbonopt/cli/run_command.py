@@ -244,6 +244,10 @@ def _work(
             for warning in warnings:
                 display.warn(warning)
 
+        def before_measuring() -> None:
+            held.keep()
+            interrupted.store_first()
+
         trackers = open_trackers(checked.config, paths.trackers, display.warn)
         session = Session(
             checked,
@@ -256,7 +260,7 @@ def _work(
             url=storage,
             on_begin=on_begin,
             meanwhile=lambda: _look_ahead(paths),
-            before_measuring=held.keep,
+            before_measuring=before_measuring,
             as_step=as_step,
             joins=joins,
             local_workers=local_workers or LocalWorkers(),

@@ -1,24 +1,40 @@
 """Turns Ctrl-C and similar signals into a request that a study checks where it can end cleanly."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from carbonopt.core.errors import StudyInterrupted
 
+# Time that a study has to end its trial and to store what was measured, before another Ctrl-C ends
+# the command at once. Storing alone may wait 10 s for a program that holds the storage.
+TIME_TO_STORE_S = 20.0
+
 
 class StopRequest:
     """The user's request, by Ctrl-C, SIGTERM or SIGHUP, that a command ends.
 
-    The command calls it to find out, and ends cleanly. A second Ctrl-C ends the command at once.
+    The command calls it to find out, and ends cleanly. A second Ctrl-C ends the command at once,
+    unless there are measurements to store (see `store_first`).
     """
 
     def __init__(self) -> None:
-        self._wished = self._at_once = False
+        self._wished_at_s: float | None = None  # monotonic time of the first signal
+        self._time_to_store_s = 0.0
+        self._at_once = False
 
     def __call__(self) -> bool:
-        return self._wished
+        return self._wished_at_s is not None
+
+    def store_first(self) -> None:
+        """Let no further Ctrl-C end the command for TIME_TO_STORE_S after the first signal.
+
+        It is called when the command has measurements to store. An exception at any line would lose
+        what a trial has used since it was last stored, or break off a reading of the meter.
+        """
+        self._time_to_store_s = TIME_TO_STORE_S
 
     def raise_on_signal(self) -> None:
         """Raise KeyboardInterrupt if the end was requested, and from now on at each signal.
@@ -26,13 +42,21 @@ class StopRequest:
         It is called when the command no longer checks for a request.
         """
         self._at_once = True
-        if self._wished:
+        if self():
             raise KeyboardInterrupt
 
     def on_signal(self, signum: int, frame: Any) -> None:
-        if self._at_once or (self._wished and signum == signal.SIGINT):
+        if self._at_once or (signum == signal.SIGINT and self._had_time):
             raise KeyboardInterrupt
-        self._wished = True
+        if self._wished_at_s is None:
+            self._wished_at_s = time.monotonic()
+
+    @property
+    def _had_time(self) -> bool:
+        """True if the end was requested and the time to store is over."""
+        if self._wished_at_s is None:
+            return False
+        return time.monotonic() - self._wished_at_s >= self._time_to_store_s
 
 
 @contextmanager

@@ -38,3 +38,23 @@ cli.main()
 def test_ctrl_c_in_a_finalizer_is_no_traceback() -> None:
     done = subprocess.run([sys.executable, "-c", IN_A_FINALIZER], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+
+
+IN_THE_TEARDOWN = """
+import os, signal
+from carbonopt.cli import app as cli
+class Thing:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):
+        kill(pid, number)
+thing = Thing()
+cli.main()
+"""
+
+
+def test_ctrl_c_while_modules_are_torn_down_leaves_the_exit_code() -> None:
+    for argument, code in (("--version", 0), ("--no-such-option", 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", IN_THE_TEARDOWN, argument], capture_output=True, text=True
+        )
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr

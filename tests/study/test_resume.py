@@ -189,6 +189,70 @@ def test_the_only_configuration_is_run_again_after_an_interruption(
     assert data.ended == "every configuration of the search space has been run"
 
 
+# Its first attempt lasts until it is interrupted, its second one, in a folder of its own, a second.
+SPINNING = """
+import sys, time
+import carbonopt.script as carbon
+steps = 10 if sys.argv[1].endswith("output-2") else 10_000
+run = carbon.run(total_steps=steps)
+for step in range(steps):
+    end_s = time.monotonic() + 0.1
+    while time.monotonic() < end_s:
+        pass
+    run.step()
+run.report(accuracy=0.9, count=100)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pause_s", "second"), [(0.02, signal.SIGINT), (0.1, signal.SIGTERM)])
+def test_repeated_signals_lose_nothing_that_was_measured(
+    pause_s: float, second: signal.Signals, tiny_study: dict, write_study, tmp_path: Path
+) -> None:
+    """The signals come as late as can be after the trial was last stored: a record that ended there
+    would lack these seconds, and so would the reading of the whole, so that the closure alone would
+    not show it.
+    """
+    (tmp_path / "train.py").write_text(SPINNING)
+    tiny_study["workload"] = {
+        "task": "script",
+        "command": f"{sys.executable} train.py {{output_dir}} {{my_width}}",
+    }
+    tiny_study["target"] = {"accuracy": 0.5}
+    tiny_study["search"] = {"space": {"my_width": {"choices": [1]}}}
+    tiny_study["budget"] = {"trials": 1}
+    study, folder, unstored_s = write_study(tiny_study), tmp_path / "out", 1.5
+
+    command = start(study, folder)
+    wait_for(lambda: training_in(folder, 0))
+    stored = read(folder)
+    time.sleep(unstored_s)
+    os.killpg(command.pid, signal.SIGINT)
+    for number in (second, signal.SIGINT):
+        time.sleep(pause_s)
+        os.killpg(command.pid, number)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 130 and "Traceback" not in errors
+    assert workers(folder) == []
+
+    data = read(folder)
+    (record,), (before,) = data.records, stored.records
+    assert (record.state, record.stop_reason) == (TrialState.FAILED, StopReason.INTERRUPTED)
+    assert record.duration_s.total >= before.duration_s.total + unstored_s
+    assert data.sessions[0].duration_s >= stored.sessions[0].duration_s + unstored_s
+    stages_kwh = sum(stage.energy_kwh for stage in record.stages.values())
+    assert stages_kwh == pytest.approx(record.energy_kwh.total, rel=1e-6)
+    assert footprint(data).closure == pytest.approx(1.0, abs=1e-5)
+
+    done = go_on(study, folder, 1)
+    assert done.returncode == 0, done.stderr
+    data = read(folder)
+    (again,) = data.records
+    assert (again.state, again.attempt) == (TrialState.COMPLETE, 2)
+    assert again.earlier_attempts_energy_kwh == pytest.approx(record.energy_kwh.total)
+    assert footprint(data).closure == pytest.approx(1.0, abs=0.005)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6])
 def test_a_ctrl_c_while_the_meter_begins(

@@ -4,10 +4,12 @@ before.
 
 import os
 import signal
+import time
 
 import pytest
 
 from carbonopt.core.errors import StudyInterrupted
+from carbonopt.study import stop_request
 from carbonopt.study.stop_request import interruptible
 
 
@@ -27,9 +29,29 @@ def test_a_signal_is_a_wish_and_ends_at_once_where_nobody_asks(number: int) -> N
         wish.raise_on_signal()
 
 
-def test_a_second_ctrl_c_ends_at_once() -> None:
+def test_a_second_ctrl_c_ends_at_once_before_anything_is_measured() -> None:
     with pytest.raises(StudyInterrupted), interruptible() as wish:
         os.kill(os.getpid(), signal.SIGINT)
+        assert wish()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_ctrl_c_leaves_time_to_store_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    with interruptible() as wish:
+        wish.store_first()
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            now_s += stop_request.TIME_TO_STORE_S / 4 - 0.1
+            assert wish()
+    with pytest.raises(StudyInterrupted), interruptible() as wish:
+        wish.store_first()
+        os.kill(os.getpid(), signal.SIGINT)
+        now_s += stop_request.TIME_TO_STORE_S
+        os.kill(os.getpid(), signal.SIGTERM)  # a scheduler may repeat it
         assert wish()
         os.kill(os.getpid(), signal.SIGINT)
 
