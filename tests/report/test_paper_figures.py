@@ -98,6 +98,14 @@ def some_stopped() -> BatchEffect:
     return effect.model_copy(update={"batches": batches, "least_energy": 128, "least_memory": None})
 
 
+def some_slowed() -> BatchEffect:
+    """Other work slowed both trials of the smallest batch, and one of the next."""
+    effect = batch_effect()
+    both, one, *others = effect.batches
+    both, one = both.model_copy(update={"slowed": (0, 1)}), one.model_copy(update={"slowed": (1,)})
+    return effect.model_copy(update={"batches": (both, one, *others)})
+
+
 def reached_together() -> DiminishingReturns:
     """A run whose one evaluation is the first at the target and as good as the lowest."""
     diminishing = returns(1)
@@ -122,6 +130,7 @@ DRAWN: dict[str, document.Figure | None] = {
     "policy far away": rewards(
         *(rewarded(n, (0.1, beside(0.2, 4.0)), (0.6, beside(0.4, n * 1e3))) for n in (1, 2))
     ),
+    "slowed batches": batch(some_slowed(), PERPLEXITY),
     "energy": energy(footprint(FULL)),
     "energy of GPUs": energy(footprint(gpu_study(on_gpu(0), on_gpu(1)))),
     "energy of a CPU": energy(footprint(study(trial(0)))),
@@ -202,6 +211,12 @@ def test_batches_of_stopped_trials_are_hollow_and_one_value_is_no_panel() -> Non
     ]
     assert hollow[0] == 0 and hollow[1] > 3
     assert {"Memory is known", "for batch 64 only"} <= set(texts("stopped batches"))
+
+
+def test_batches_of_slowed_trials_alone_are_marked_and_all_are_named() -> None:
+    assert "slowed trials only" not in texts("batch") and "slowed" not in drawn("batch").alt
+    assert "slowed trials only" in texts("slowed batches")
+    assert "slowed trials of batch size 16, 32." in drawn("slowed batches").alt
 
 
 def test_a_bar_without_a_part_has_no_line_for_it() -> None:
