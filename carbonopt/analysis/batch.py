@@ -7,6 +7,9 @@ A trial's first steps cost more than the others (memory is allocated, kernels ar
 stopped trial spreads that over few steps. For a batch size that trials completed with, only those
 count; otherwise those that were stopped after LEAST_STEPS steps and LEAST_SHARE of their way at the
 earliest.
+
+Trials that other work on the machine slowed count as measured, and are named: alone they would have
+taken less, so that the least measured time and energy need not be the least that is possible.
 """
 
 import statistics
@@ -35,12 +38,19 @@ class AtBatch(Frozen):
     # trials that the figures are of: the complete ones or, where none completed, stopped ones
     trials: tuple[int, ...]
     only_stopped: bool = False  # no trial completed, so that the figures are rather too high
+    # those of `trials` that other work on the machine slowed
+    slowed: tuple[int, ...] = ()
     duration_s: Spanned  # duration of an epoch's training
     energy_kwh: Spanned
     emissions_kg_co2e: Spanned  # PUE included
     peak_memory_gib: Spanned | None  # None: not known for any trial
     # quality that the complete trials reached; None: none did, or some trained longer
     quality: Spanned | None = None
+
+    @property
+    def only_slowed(self) -> bool:
+        """Whether no trial ran undisturbed, so that even the lowest time is too high."""
+        return len(self.slowed) == len(self.trials)
 
 
 class BatchEffect(Frozen):
@@ -130,6 +140,7 @@ def _at_batch(
         global_batch_size=size,
         trials=tuple(record.trial for record, _ in kept),
         only_stopped=not complete,
+        slowed=tuple(record.trial for record, _ in kept if record.is_contended),
         duration_s=_spanned(
             [record.duration_s.train / epochs for record, epochs in kept if record.duration_s]
         ),

@@ -34,7 +34,6 @@ from carbonopt.core.trial import (
 )
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Table
-from carbonopt.report.sections.contention_section import is_contended
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import TrialSpec
@@ -281,7 +280,7 @@ def _trial_line(record: TrialRecord, settings: str) -> str:
         if abs(differs) > LARGEST_DISAGREEMENT
         else "",
         f"other work had the cores for {100 * (record.cpu_wait_fraction or 0):.0f} % of its time"
-        if is_contended(record)
+        if record.is_contended
         else "",
         settings,
         f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})"

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import QUALITIES, Quality, Target, quality_of
+from carbonopt.core.states import CPU_CONTENTION_FROM
 from carbonopt.core.states import TRIAL_PHASES as TRIAL_PHASES
 from carbonopt.core.states import Kernels as Kernels
 from carbonopt.core.states import Phase as Phase
@@ -321,6 +322,11 @@ class TrialRecord(Frozen):
     @property
     def value(self) -> float | None:
         return self.quality.value
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether other work on the machine slowed the trial; False where that isn't known."""
+        return (self.cpu_wait_fraction or 0.0) >= CPU_CONTENTION_FROM
 
     @property
     def step_kwh(self) -> float | None:

@@ -94,7 +94,8 @@ class InteractiveFigure(Frozen):
     """A Plotly figure, and the static figure that stands in for it where no script runs.
 
     The `customdata` of each mark is its row in the table `rows_in`. The trace whose `meta` is
-    `moved` follows the chosen step, and so does the first shape.
+    `moved` follows the chosen step, and so does the first shape. The first annotation names the
+    step where that shape is outside the frame.
     """
 
     kind: Literal["interactive"] = "interactive"

@@ -16,7 +16,6 @@ from carbonopt.core import channel, events
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import Quality
 from carbonopt.core.reported import printed_evaluations
-from carbonopt.core.states import CPU_CONTENTION_FROM
 from carbonopt.core.trial import (
     TRIAL_PHASES,
     EvalPoint,
@@ -376,8 +375,7 @@ class TrialWatch:
         steps_alone = self.spec.program is not None and not self._phase_untold
         spent_kwh = self._phases.stepped_kwh if steps_alone else self._train_kwh()
         spent, projected = map(self.rules.emissions_kg_co2e, (spent_kwh, projected_kwh))
-        contended = (self.so_far.cpu_wait_fraction or 0.0) >= CPU_CONTENTION_FROM
-        return exceeds_cap(cap, spent, share, projected, contended=contended)
+        return exceeds_cap(cap, spent, share, projected, contended=self.so_far.is_contended)
 
     def _project(self, step: int, total_steps: int) -> None:
         """Project the energy of the whole training from the steps since the first report."""

@@ -177,6 +177,52 @@ def test_table_and_figure_go_by_the_same_value_where_a_run_was_held_up() -> None
     assert "least energy at 16, least time at 16" in table.note  # by the medians
 
 
+def slowed(number: int, batch: int, times: float) -> TrialRecord:
+    """A trial as `held_up`, which has recorded that it waited for its cores."""
+    return held_up(number, batch, times).model_copy(update={"cpu_wait_fraction": 0.5})
+
+
+def test_trials_that_other_work_slowed_are_named_and_their_figures_stay() -> None:
+    records = slowed(0, 8, 2.0), held_up(1, 16, 1.0), slowed(2, 16, 1.6), held_up(3, 32, 1.2)
+    data = study(*records)
+    effect = batch_effect(data)
+    assert effect is not None
+    assert [(row.slowed, row.only_slowed) for row in effect.batches] == [
+        ((0,), True),
+        ((2,), False),
+        ((), False),
+    ]
+    alone = batch_effect(study(*(held_up(*which) for which in ((0, 8, 2.0), (1, 16, 1.0)))))
+    assert alone is not None
+    assert effect.batches[0].energy_kwh == alone.batches[0].energy_kwh
+    shown = section(StudyView(data))
+    assert shown is not None
+    figure, table = shown.blocks
+    assert isinstance(figure, Figure) and isinstance(table, Table)
+    assert [row[1].text for row in table.rows] == ["1 (1 slowed)", "2 (1 slowed)", "1"]
+    assert "trials 0, 2, whose time and energy are too high" in table.note
+    assert "slowed trials of batch size 8, 16." in figure.alt
+
+
+def test_only_time_is_too_high_where_trials_are_charged_by_cpu_time() -> None:
+    records = slowed(0, 8, 2.0), held_up(1, 16, 1.0)
+    by_cpu_time = study(*records)
+    ledgers = [session.model_copy(update={"other_kwh": 0.0}) for session in by_cpu_time.sessions]
+    sources = {"cpu": "modelled"}
+    provenance = by_cpu_time.provenance.model_copy(update={"energy_source": sources})
+    changes = {"sessions": tuple(ledgers), "provenance": provenance}
+    shown = section(StudyView(by_cpu_time.model_copy(update=changes)))
+    assert shown is not None
+    assert "trial 0, whose time is too high" in shown.blocks[1].note
+
+
+def test_without_slowed_trials_none_is_named() -> None:
+    shown = section(StudyView(study(held_up(0, 8, 2.0), held_up(1, 16, 1.0))))
+    assert shown is not None
+    assert "slowed" not in shown.blocks[1].note + shown.blocks[0].alt
+    assert [row[1].text for row in shown.blocks[1].rows] == ["1", "1"]
+
+
 def sweep(**of_last) -> list[TrialRecord]:
     """Two trials of each batch size, all of two epochs; `of_last`: parameters of the last one."""
     reached = {8: (4.0, 5.0), 16: (3.0, 6.0), 32: (3.5, 3.5)}

@@ -252,6 +252,34 @@ def test_the_target_gives_what_recommend_says(tab, page):
     assert quiet(tab)
 
 
+def test_a_target_outside_the_frame_is_named_at_its_edge(tab, page):
+    _, path = page
+    tab.open(path)
+    edge = "document.getElementById('interactive').layout.annotations[0]"
+    for target, visible, at in (("1e9", True, 1), ("5.8", False, None), ("1", True, 0)):
+        set_target(tab, target)
+        tab.wait_for(f"{edge}.visible === {json.dumps(visible)}")
+        if visible:
+            assert tab.run(f"[{edge}.text, {edge}.y]") == [
+                f"target {target}, outside the frame",
+                at,
+            ]
+    assert quiet(tab)
+
+
+def test_the_page_opens_with_the_name_of_a_target_outside_the_frame(tab, tmp_path):
+    path = tmp_path / "index.html"
+    data = study(trial(0, 1e-3, 5.9), trial(1, 4e-3, 4.0), target=1e9)
+    path.write_text(render(whole(StudyView(data))), encoding="utf-8")
+    tab.open(path)
+    notes = "[...document.querySelectorAll('#interactive .annotation-text')]"
+    tab.wait_for(f"{notes}.length === 1")
+    assert tab.run(f"{notes}[0].textContent") == "target 1.000e+09, outside the frame"
+    low, high = tab.run("document.getElementById('interactive').layout.yaxis.range")
+    assert 3 < low < 4.0 and 5.9 < high < 7
+    assert quiet(tab)
+
+
 def test_the_star_is_drawn_where_the_answer_is(tab, page):
     """On the front's mark of that trial; away where nothing is recommended, and back again."""
     data, path = page

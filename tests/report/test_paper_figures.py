@@ -32,13 +32,16 @@ from carbonopt.analysis.footprint import footprint
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.report import document
+from carbonopt.report.comparison_report import StudiesView
 from carbonopt.report.figures.batch_figure import batch
 from carbonopt.report.figures.energy_figure import energy
+from carbonopt.report.figures.fronts_figure import fronts
 from carbonopt.report.figures.influence_figure import effects, importance
 from carbonopt.report.figures.pareto_figure import pareto
+from carbonopt.report.figures.points import frame
 from carbonopt.report.figures.policy_figure import policy
 from carbonopt.report.figures.returns_figure import returns as run
-from carbonopt.report.figures.style import WIDTH_IN
+from carbonopt.report.figures.style import WIDTH_IN, with_target
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
 
@@ -62,6 +65,8 @@ FULL = gpu_study(
     pruned(6, 7.5),
     trial(7, 2e-3, None, state=TrialState.FAILED, evals=pruned(7, 6.5).evals),
 )
+TWO = trial(0, 1e-3, 5.9), trial(1, 4e-3, 4.0)
+ALIKE = trial(0, 1e-3, 5.1), trial(1, 4e-3, 5.0)
 FAR = study(trial(0, 1e-6, 5.9), trial(1, 1e2, 2.0), trial(2, 1.0, 1e30))
 
 
@@ -70,9 +75,15 @@ def front(data: StudyData, knee: int | None = None) -> document.Figure | None:
     return pareto(looked_at.plot, looked_at.recommendation, knee, looked_at.quality)
 
 
-def rewards(*records: TrialRecord) -> document.Figure | None:
+def rewards(*records: TrialRecord, target: float = 0.5) -> document.Figure | None:
     found = StudyView(reward_study(*records)).overoptimisation
-    return policy(found, 0.5)
+    return policy(found, target)
+
+
+def fronts_of(*targets: float) -> document.Figure | None:
+    """The fronts of equal studies with these targets."""
+    studies = {f"study {target:g}": StudyView(study(*TWO, target=target)) for target in targets}
+    return fronts(StudiesView(studies).comparison, QUALITY)
 
 
 def batches(*sizes: int) -> BatchEffect:
@@ -96,6 +107,14 @@ def some_stopped() -> BatchEffect:
     first, *others = effect.batches[2:]
     batches = (first, *(other.model_copy(update=unfinished) for other in others))
     return effect.model_copy(update={"batches": batches, "least_energy": 128, "least_memory": None})
+
+
+def some_slowed() -> BatchEffect:
+    """Other work slowed both trials of the smallest batch, and one of the next."""
+    effect = batch_effect()
+    both, one, *others = effect.batches
+    both, one = both.model_copy(update={"slowed": (0, 1)}), one.model_copy(update={"slowed": (1,)})
+    return effect.model_copy(update={"batches": (both, one, *others)})
 
 
 def reached_together() -> DiminishingReturns:
@@ -122,6 +141,12 @@ DRAWN: dict[str, document.Figure | None] = {
     "policy far away": rewards(
         *(rewarded(n, (0.1, beside(0.2, 4.0)), (0.6, beside(0.4, n * 1e3))) for n in (1, 2))
     ),
+    "slowed batches": batch(some_slowed(), PERPLEXITY),
+    "pareto loose target": front(study(*TWO, target=1e9)),
+    "pareto strict target": front(study(*ALIKE, target=1.5)),
+    "returns loose target": run(returns(1), 1e9, QUALITY),
+    "policy strict target": rewards(HACKED, HONEST, target=1e9),
+    "fronts loose target": fronts_of(6.0, 5.5, 1e8, 1e9),
     "energy": energy(footprint(FULL)),
     "energy of GPUs": energy(footprint(gpu_study(on_gpu(0), on_gpu(1)))),
     "energy of a CPU": energy(footprint(study(trial(0)))),
@@ -202,6 +227,87 @@ def test_batches_of_stopped_trials_are_hollow_and_one_value_is_no_panel() -> Non
     ]
     assert hollow[0] == 0 and hollow[1] > 3
     assert {"Memory is known", "for batch 64 only"} <= set(texts("stopped batches"))
+
+
+def test_batches_of_slowed_trials_alone_are_marked_and_all_are_named() -> None:
+    assert "slowed trials only" not in texts("batch") and "slowed" not in drawn("batch").alt
+    assert "slowed trials only" in texts("slowed batches")
+    assert "slowed trials of batch size 16, 32." in drawn("slowed batches").alt
+
+
+def ticks(name: str) -> list[float]:
+    return [float(text) for text in texts(name) if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text)]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "side"),
+    [
+        ("pareto loose target", "at most 1.000e+09", "above"),
+        ("pareto strict target", "at most 1.500", "below"),
+        ("returns loose target", "at most 1.000e+09", "above"),
+        ("policy strict target", "at least 1.000e+09", "above"),
+        ("fronts loose target", "at most 1.000e+09", "above"),
+    ],
+)
+def test_a_target_far_from_the_trials_is_named_and_not_drawn(
+    name: str, target: str, side: str
+) -> None:
+    assert f"target ({side} this axis)" in texts(name)
+    assert f"The target, {target}, lies far {side} the axis" in drawn(name).caption
+    assert ticks(name) and max(ticks(name)) < 1e3
+
+
+@pytest.mark.parametrize("name", ["pareto", "pareto one trial", "returns", "policy"])
+def test_a_target_near_the_trials_is_a_line(name: str) -> None:
+    assert "target" in texts(name) and "The target" not in drawn(name).caption
+
+
+def test_each_study_has_the_targets_that_its_axis_reaches_drawn_under_one_name() -> None:
+    said = texts("fronts loose target")
+    assert said.count("target") == said.count("target (above this axis)") == 1
+    assert "at most 1.000e+08" in drawn("fronts loose target").caption
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "log"),
+    [
+        ((4.0, 5.9), 1e9, False),
+        ((4.0, 5.9), 1e300, False),
+        ((40.0, 5.0), 1e9, True),
+        ((1e-3, 1e-1), -1e9, True),
+        ((0.91, 0.95), 0.1, False),
+        ((-0.5, 0.5), -1e9, False),
+    ],
+)
+def test_values_keep_their_axis_whatever_the_target(
+    values: tuple[float, ...], target: float, log: bool
+) -> None:
+    axis = frame(with_target(values, target))
+    assert axis == frame(list(values)) and axis.log is log
+    assert not axis.holds(target)
+
+
+@pytest.mark.parametrize(
+    ("values", "target"),
+    [
+        ((4.0, 5.9), 6.0),
+        ((4.0, 5.9), 4.0),
+        ((5.0,), 6.0),
+        ((5.0, 5.0), 2.0),
+        ((0.5,), 0.99),
+        ((0.0,), 0.5),
+        ((5.0, 40.0), 1000.0),
+        ((0.1, 1.0), 0.0),
+        ((), 6.0),
+    ],
+)
+def test_a_target_that_leaves_the_values_room_is_on_the_axis(
+    values: tuple[float, ...], target: float
+) -> None:
+    axis = frame(with_target(values, target))
+    assert axis.holds(target) and all(map(axis.holds, values))
+    if len(set(values)) > 1:
+        assert axis.share(max(values)) - axis.share(min(values)) > 0.2
 
 
 def test_a_bar_without_a_part_has_no_line_for_it() -> None:

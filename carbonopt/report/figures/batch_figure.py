@@ -13,6 +13,8 @@ from carbonopt.core.quality import Quality
 from carbonopt.report import document
 from carbonopt.report.figures import style
 
+# measures that do not depend on how long a trial waits for its cores
+_UNAFFECTED = ("peak_memory_gib", "quality")
 _DIGIT = 0.055  # the width of a digit below the axis, as a share of the axis
 
 
@@ -52,6 +54,8 @@ def batch(effect: BatchEffect, quality: Quality) -> document.Figure:
                 _over_batch(
                     axes, known, factor, minimum, stopped, quality if name == "quality" else None
                 )
+                if name not in _UNAFFECTED:
+                    _mark_slowed(axes, known, factor, effect)
             else:  # a single value shows no effect of the batch size
                 where = "".join(f"for batch {size:,} only" for size in known) or "for no batch"
                 text = f"{label.partition(' (')[0]} is known\n{where}"
@@ -68,14 +72,21 @@ def batch(effect: BatchEffect, quality: Quality) -> document.Figure:
             axes.margins(x=0.12)
         style.legend(figure, grid[0][0])
 
-    least = f"least energy at {effect.least_energy}, least time at {effect.least_duration}"
-    tried = ", ".join(map(str, sizes))
-    alt = f"An epoch over batch sizes {tried}: {least}. The table has the figures."
     caption = "An epoch's training over the global batch size"
     if effect.best_quality is not None:
         caption += f", and the {quality.name} that its trials reached"
     caption += "."
-    return style.drawn(draw, height_in=height_in, name="batch", caption=caption, alt=alt)
+    return style.drawn(draw, height_in=height_in, name="batch", caption=caption, alt=_alt(effect))
+
+
+def _alt(effect: BatchEffect) -> str:
+    """Return what the figure shows, for readers who can't see it."""
+    tried = ", ".join(str(row.global_batch_size) for row in effect.batches)
+    least = f"least energy at {effect.least_energy}, least time at {effect.least_duration}"
+    sentences = [f"An epoch over batch sizes {tried}: {least}."]
+    if slowed := [str(row.global_batch_size) for row in effect.batches if row.slowed]:
+        sentences.append(f"Other work slowed trials of batch size {', '.join(slowed)}.")
+    return " ".join([*sentences, "The table has the figures."])
 
 
 def _time_unit(seconds: float) -> tuple[str, float]:
@@ -143,3 +154,18 @@ def _over_batch(
     if quality is None and not log:
         axes.set_ylim(0, 1.1 * max(highest) or 1.0)
     style.plain_ticks(axes.yaxis)
+
+
+def _mark_slowed(
+    axes: "style.Axes", known: Mapping[int, Spanned], factor: float, effect: BatchEffect
+) -> None:
+    """Mark batch sizes whose trials were all slowed: undisturbed, they would lie further down."""
+    slowed = {row.global_batch_size for row in effect.batches if row.only_slowed}
+    if marked := [(size, span.lowest * factor) for size, span in known.items() if size in slowed]:
+        looks: dict[str, Any] = {
+            "color": style.ORANGE,
+            "markersize": 7,
+            "markerfacecolor": "none",
+            "zorder": 6,
+        }
+        axes.plot(*zip(*marked, strict=True), "v", label="slowed trials only", **looks)

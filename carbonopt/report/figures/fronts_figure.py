@@ -30,7 +30,8 @@ def fronts(comparison: StudiesComparison, quality: Quality) -> document.Figure |
     unit, per_kg = emissions_unit(max(run.common_emissions_kg_co2e or 0.0 for run in runs))
     x_frame = frame([_emissions(run, per_kg) for run in runs])
     targets = {study.target.value for study in comparison.studies}
-    y_frame = frame([*(run.value for run in runs), *targets])
+    values = [run.value for run in runs]
+    y_frame = frame([*values, *(each for each in targets if not style.is_far(each, values))])
 
     def draw(figure: "style.Figure") -> None:
         at = f"at {intensity_text(comparison.g_co2e_per_kwh)} g CO2e/kWh"
@@ -56,8 +57,8 @@ def fronts(comparison: StudiesComparison, quality: Quality) -> document.Figure |
                 axes.scatter(
                     *place, s=70, facecolors="none", edgecolors=colour, linewidths=1.2, zorder=4
                 )
-        for number, target in enumerate(sorted(targets)):
-            axes.axhline(target, label="target" if number == 0 else None, **style.TARGET)
+        for target in sorted(targets):
+            style.draw_target(axes, target, values)
         axes.scatter([], [], s=40, facecolors="none", edgecolors="black", label="recommended")
         style.legend(figure, axes)
 
@@ -65,6 +66,7 @@ def fronts(comparison: StudiesComparison, quality: Quality) -> document.Figure |
         f"The Pareto front of each study: {quality.name} over emissions of a run, priced at one"
         " carbon intensity."
     )
+    caption += "".join(style.far_target_text(each, values, quality) for each in sorted(targets))
     alt = f"The fronts of {len(drawn)} studies. The tables have the figures."
     return style.drawn(draw, height_in=2.8, name="fronts", caption=caption, alt=alt)
 

@@ -80,10 +80,11 @@ def pareto(
                     **{"linewidths": 0.6, **MARKERS[label]},
                 )
         _error_bars(axes, plot)
-        axes.axhline(rec.target.value, label="target", **style.TARGET)
+        style.draw_target(axes, rec.target.value, plot.framed)
         style.legend(figure, axes)
 
     caption = f"{quality.label} over emissions of each trial, and the Pareto front."
+    caption += style.far_target_text(rec.target.value, plot.framed, quality)
     # A set, because a repeated trial on the front has two points.
     trials = len({point.trial for point in plot.points})
     alt = (
@@ -218,11 +219,24 @@ def _layout(plot: Scatter, target: float, quality: Quality) -> dict[str, Any]:
         "textposition": "end",
         "yanchor": "bottom",
     }
+    # Shown where the line is outside the frame; the page's script looks again for each target.
+    edge = {
+        "text": f"{label['text']}, outside the frame",
+        "visible": not plot.y.holds(target),
+        "showarrow": False,
+        "xref": "paper",
+        "yref": "paper",
+        "x": 1,
+        "y": 1 if target > plot.y.high else 0,
+        "xanchor": "right",
+        "yanchor": "auto",  # inside the frame: above it are the buttons
+    }
     return {
         "xaxis": _axis(f"Emissions of a run ({plot.unit})", plot.x),
         "yaxis": _axis(quality.label, plot.y),
         "yaxis2": {"overlaying": "y", "range": [0, 1 + 1e-6], "visible": False, "fixedrange": True},
         "shapes": [{**shape, "line": line, "label": label}],
+        "annotations": [edge],
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "margin": {"l": 60, "r": 12, "t": 36, "b": 90},
         "hoverlabel": {"align": "left"},

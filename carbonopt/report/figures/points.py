@@ -15,7 +15,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
 from carbonopt.core.units import emissions_unit
 from carbonopt.core.values import Frozen
-from carbonopt.report.figures.style import wants_log
+from carbonopt.report.figures.style import wants_log, with_target
 from carbonopt.spec.study_data import StudyData
 
 Group = Literal["complete", "front", "stopped", "failed"]
@@ -63,8 +63,8 @@ class Axis(Frozen):
 class Scatter(Frozen):
     """All points that have both coordinates, by emissions.
 
-    The axes frame the complete trials and the target: stopped trials are often far away and would
-    crush the others.
+    The axes frame the complete trials and, unless it is far away, the target: stopped trials are
+    often far away and would crush the others.
     """
 
     unit: str
@@ -72,6 +72,7 @@ class Scatter(Frozen):
     points: tuple[Point, ...]
     x: Axis
     y: Axis
+    framed: tuple[float, ...]  # the qualities that `y` is made for
     repeated: tuple[Repeats, ...]
     # (trial, emissions) of the trials that ended before an evaluation
     unevaluated: tuple[tuple[int, float], ...]
@@ -127,13 +128,15 @@ def scatter(
             )
     points.sort(key=lambda point: (point.emissions, point.trial))
     framed = [point for point in points if point.group in ("complete", "front")] or points
+    qualities = tuple(point.quality for point in framed)
     placed = {point.trial for point in points}
     return Scatter(
         unit=unit,
         per_kg=per_kg,
         points=tuple(points),
         x=frame([point.emissions for point in framed] or [0.0]),
-        y=frame([point.quality for point in framed] + [rec.target.value]),
+        y=frame(with_target(qualities, rec.target.value)),
+        framed=qualities,
         repeated=repeated,
         unevaluated=tuple(
             (record.trial, kg * per_kg)

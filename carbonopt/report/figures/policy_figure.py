@@ -37,6 +37,7 @@ def policy(policies: Overoptimisation, target: float) -> document.Figure | None:
     if (shown := policies.shown) is None or len(path := _with_kl(shown)) < 2:
         return None
     others = [point for run in policies.runs if run.trial != shown.trial for point in _with_kl(run)]
+    rewards = _places([*path, *others], "reward")[1]
     names = [name for name in PANELS if name == "reward" or shown.best_gold is not None]
 
     def draw(figure: "style.Figure") -> None:
@@ -64,7 +65,7 @@ def policy(policies: Overoptimisation, target: float) -> document.Figure | None:
                     zorder=1,
                 )
             if name == "reward":
-                axes.axhline(target, label="target", **style.TARGET)
+                style.draw_target(axes, target, rewards)
         _scale_divergence(panels[-1], max(point.kl_nats or 0.0 for point in [*path, *others]))
         for axes in panels:
             style.plain_ticks(axes.yaxis, most=4)
@@ -72,6 +73,7 @@ def policy(policies: Overoptimisation, target: float) -> document.Figure | None:
 
     both = "Reward and gold reward" if len(names) > 1 else "Reward"
     caption = f"{both} over the divergence from the start."
+    caption += style.far_target_text(target, rewards, REWARD)
     alt = (
         f"{both} of trial {shown.trial} at each evaluation, over its divergence from the start. The"
         " table has the "

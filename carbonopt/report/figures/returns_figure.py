@@ -37,8 +37,9 @@ def returns(
             xlabel=scale.label("Emissions of the run so far"), ylabel=quality.label
         )
         across, up = _places(diminishing.points, scale.per_base)
-        if style.wants_log([*up, target]):
-            style.log_scale(axes.yaxis, [*up, target])
+        framed = style.with_target(up, target)
+        if style.wants_log(framed):
+            style.log_scale(axes.yaxis, framed)
         dots: dict[str, Any] = {"marker": "o", "markersize": 3} if len(up) < _DENSE else {}
         axes.plot(
             across,
@@ -53,7 +54,7 @@ def returns(
             axes.plot(
                 *_places([milestone], scale.per_base), **looks, label=", ".join(names), zorder=4
             )
-        axes.axhline(target, label="target", **style.TARGET)
+        style.draw_target(axes, target, up)
         axes.set_xlim(left=0)
         style.plain_ticks(axes.xaxis, axes.yaxis)
         style.legend(figure, axes)
@@ -62,9 +63,9 @@ def returns(
         f"{quality.label} of trial {diminishing.trial} over its emissions so far. The table has the"
         " figures."
     )
-    return style.drawn(
-        draw, height_in=2.3, name="returns", caption="Diminishing returns inside one run.", alt=alt
-    )
+    caption = "Diminishing returns inside one run."
+    caption += style.far_target_text(target, [point.value for point in diminishing.points], quality)
+    return style.drawn(draw, height_in=2.3, name="returns", caption=caption, alt=alt)
 
 
 def _milestones(diminishing: DiminishingReturns) -> list[tuple[Milestone, list[str]]]:

@@ -12,6 +12,7 @@ from sys import float_info
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.format import tick_text
+from carbonopt.core.quality import Quality
 from carbonopt.report import document
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ IN_PAGE = {
 }
 
 MARGIN = 0.05  # share of a logarithmic axis on each side
+# A target that lies further from the values than this many times their own range is not drawn: an
+# axis that reached it would leave the values less than a quarter of its length.
+FAR = 3.0
 LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds the small values
 
 Draw = Callable[["Figure"], None]
@@ -134,6 +138,55 @@ def legend(figure: "Figure", axes: "Axes") -> None:
 def wants_log(values: Sequence[float]) -> bool:
     """Return whether a linear axis would crowd the small values."""
     return min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
+
+
+def is_far(target: float, values: Sequence[float]) -> bool:
+    """Return whether an axis that reaches a target would crowd the values into one place.
+
+    Distances are those on the values' own scale, which is logarithmic where they are far apart. A
+    single value counts as a range of its own size, since nothing lies beside it.
+    """
+    low, high = min(values), max(values)
+    if wants_log(values) and target > 0:
+        low, high, target = (math.log10(end) for end in (low, high, target))
+    span = high - low or abs(high) or 1.0
+    return max(low - target, target - high) > FAR * span
+
+
+def with_target(values: Sequence[float], target: float) -> list[float]:
+    """Return the values that an axis has to hold: the target, too, unless it is far away."""
+    return list(values) if values and is_far(target, values) else [*values, target]
+
+
+def draw_target(axes: "Axes", target: float, values: Sequence[float]) -> None:
+    """Draw the target's line or, where it is far from the values, an arrow at the edge."""
+    known = axes.get_legend_handles_labels()[1]
+    if not is_far(target, values):
+        axes.axhline(target, label=None if "target" in known else "target", **TARGET)
+        return
+    shape, edge, side = ("^", 1, "above") if target > max(values) else ("v", 0, "below")
+    label = f"target ({side} this axis)"
+    looks: dict[str, Any] = {"color": TARGET["color"], "linestyle": "none", "markersize": 5}
+    axes.plot(
+        0.98,
+        edge,
+        shape,
+        label=None if label in known else label,
+        transform=axes.transAxes,
+        clip_on=False,
+        **looks,
+    )
+
+
+def far_target_text(target: float, values: Sequence[float], quality: Quality) -> str:
+    """Return the end of a caption, which names a target that is not drawn; "" if it is."""
+    if not is_far(target, values):
+        return ""
+    side = "above" if target > max(values) else "below"
+    return (
+        f" The target, {quality.bound_word} {quality.target_text(target)}, lies far {side} the axis"
+        " and is not drawn."
+    )
 
 
 def log_scale(axis: "Axis", values: Sequence[float]) -> None:

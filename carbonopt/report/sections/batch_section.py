@@ -1,13 +1,15 @@
 """The effect of the batch size on an epoch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from carbonopt.analysis.batch import AtBatch
+from carbonopt.analysis.batch import AtBatch, BatchEffect
 from carbonopt.core import format as fmt
 from carbonopt.core.quality import Quality
+from carbonopt.report.caveats import trials_text
 from carbonopt.report.document import MISSING, Maker, Section, num, table
 from carbonopt.report.figures.batch_figure import batch as batch_figure
+from carbonopt.report.sections.contention_section import is_charged_by_cpu_time
 from carbonopt.report.study_view import StudyView
 
 
@@ -18,11 +20,7 @@ def section(study: StudyView) -> Section | None:
     emissions = fmt.emissions_scale(row.emissions_kg_co2e.highest for row in effect.batches)
     columns = [
         num("Global batch", "global_batch_size"),
-        num(
-            "Trials",
-            lambda row: len(row.trials),
-            shown=lambda row: f"{len(row.trials)}{' (stopped)' if row.only_stopped else ''}",
-        ),
+        num("Trials", lambda row: len(row.trials), shown=_trials),
         _spanned("Time (s)", "duration_s", fmt.seconds_text, effect.least_duration),
         _spanned("Memory (GiB)", "peak_memory_gib", fmt.memory_text, effect.least_memory),
         _spanned(energy.label("Energy"), "energy_kwh", energy.text, effect.least_energy),
@@ -32,31 +30,7 @@ def section(study: StudyView) -> Section | None:
     ]
     if effect.best_quality is not None:
         columns.append(_quality(study.quality, effect.best_quality))
-    least_energy = min(effect.batches, key=lambda row: row.energy_kwh.median).global_batch_size
-    least_time = min(effect.batches, key=lambda row: row.duration_s.median).global_batch_size
-    small, large = effect.batches[0], effect.batches[-1]
-    names = {
-        "memory": "peak_memory_gib",
-        "time": "duration_s",
-        "energy and emissions": "energy_kwh",
-    }
-    changes = [
-        f"{what} {fmt.difference_text(after.lowest / before.lowest - 1)}"
-        for what, name in names.items()
-        if (before := getattr(small, name)) and (after := getattr(large, name)) and before.lowest
-    ]
-    ends = (
-        f"From batch {small.global_batch_size} to {large.global_batch_size}: {', '.join(changes)}."
-    )
-    note = (
-        f"{ends if changes else ''} By the medians, slow runs included: least energy at"
-        f" {least_energy}, least time "
-    )
-    note += (
-        f"at {least_time}. Less energy an epoch is not less energy to the target: a larger batch"
-        " takes fewer steps "
-    )
-    note += "an epoch."
+    note = " ".join(_notes(study, effect))
     caption = (
         "An epoch's training by global batch size: the lowest of its trials (their median to their"
         " highest), the "
@@ -69,6 +43,44 @@ def section(study: StudyView) -> Section | None:
     made = table("batch", f"{caption}minimum in bold{reached}", effect.batches, columns, note=note)
     return Section(
         key="batch", title="The batch size", blocks=(batch_figure(effect, study.quality), made)
+    )
+
+
+def _trials(row: AtBatch) -> str:
+    """Return how many trials a row is of, and whether they were stopped or slowed."""
+    remarks = ["stopped"] if row.only_stopped else []
+    if row.slowed:
+        remarks.append(f"{len(row.slowed)} slowed")
+    return f"{len(row.trials)} ({', '.join(remarks)})" if remarks else str(len(row.trials))
+
+
+def _notes(study: StudyView, effect: BatchEffect) -> Iterator[str]:
+    if slowed := [trial for row in effect.batches for trial in row.slowed]:
+        too_high = "time is" if is_charged_by_cpu_time(study.data) else "time and energy are"
+        yield (
+            f"Other work on the machine slowed {trials_text(slowed)}, whose {too_high} too high."
+            " Undisturbed, a batch size with slowed trials may take less than the minimum."
+        )
+    small, large = effect.batches[0], effect.batches[-1]
+    names = {
+        "memory": "peak_memory_gib",
+        "time": "duration_s",
+        "energy and emissions": "energy_kwh",
+    }
+    changes = [
+        f"{what} {fmt.difference_text(after.lowest / before.lowest - 1)}"
+        for what, name in names.items()
+        if (before := getattr(small, name)) and (after := getattr(large, name)) and before.lowest
+    ]
+    if changes:
+        ends = f"From batch {small.global_batch_size} to {large.global_batch_size}"
+        yield f"{ends}: {', '.join(changes)}."
+    least_energy = min(effect.batches, key=lambda row: row.energy_kwh.median).global_batch_size
+    least_time = min(effect.batches, key=lambda row: row.duration_s.median).global_batch_size
+    yield (
+        f"By the medians, slow runs included: least energy at {least_energy}, least time at"
+        f" {least_time}. Less energy an epoch is not less energy to the target: a larger batch"
+        " takes fewer steps an epoch."
     )
 
 

@@ -2,15 +2,10 @@
 
 from collections.abc import Iterator
 
-from carbonopt.core.states import CPU_CONTENTION_FROM
-from carbonopt.core.trial import StopReason, TrialRecord
+from carbonopt.core.trial import StopReason
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
-
-
-def is_contended(record: TrialRecord) -> bool:
-    return (record.cpu_wait_fraction or 0.0) >= CPU_CONTENTION_FROM
 
 
 def is_charged_by_cpu_time(data: StudyData) -> bool:
@@ -28,7 +23,8 @@ def is_charged_by_cpu_time(data: StudyData) -> bool:
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:
-    contended, rec = list(filter(is_contended, study.data.records)), study.recommendation
+    contended = [record for record in study.data.records if record.is_contended]
+    rec = study.recommendation
     if not contended:
         return
     if is_charged_by_cpu_time(study.data):

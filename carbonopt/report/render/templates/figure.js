@@ -71,10 +71,15 @@ const interactive = (function () {
       const [line] = layout.shapes;
       Object.assign(line, { y0: value, y1: value });
       line.label.text = `${shape_label} ${shown}`;
+      const [edge] = layout.annotations;
+      const { type, range } = layout.yaxis;
+      const [low, high] = type === "log" ? range.map((end) => 10 ** end) : range;
+      const text = `${line.label.text}, outside the frame`;
+      Object.assign(edge, { text, visible: value < low || value > high, y: value > high ? 1 : 0 });
       const [x, y] = step.place || [null, null]; // null: no mark; an empty list would take all marks away
       const moved = { x: [x], y: [y], customdata: [step.row], text: [step.place ? lines(step.row) : ""] };
       Object.assign(data[following], moved);
-      Plotly.relayout(place, { shapes: layout.shapes });
+      Plotly.relayout(place, { shapes: layout.shapes, annotations: layout.annotations });
       // Of thousands of marks this one alone is drawn again.
       const at_once = { transition: { duration: 0 }, frame: { duration: 0, redraw: false }, mode: "immediate" };
       Plotly.animate(place, { data: [moved], traces: [following] }, at_once).catch(function (error) {
