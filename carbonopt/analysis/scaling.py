@@ -23,6 +23,7 @@ class AtWorldSize(Frozen):
     emissions_kg_co2e: float  # emissions of its training, PUE included
     speed_up: float  # the duration with the fewest ranks ÷ its own
     energy_ratio: float  # its own energy ÷ that with the fewest ranks
+    slowed: bool = False  # other work on the machine slowed it: alone it would have taken less
 
 
 class Scaling(Frozen):
@@ -92,4 +93,5 @@ def _row(data: StudyData, record: TrialRecord, fewest: TrialRecord, *, met: bool
         emissions_kg_co2e=data.emissions_kg_co2e(energy_kwh),
         speed_up=most_s / duration_s,
         energy_ratio=energy_kwh / least_kwh,
+        slowed=record.is_contended,
     )

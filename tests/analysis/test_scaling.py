@@ -48,3 +48,13 @@ def test_each_number_has_its_cheapest_run_that_met_the_target() -> None:
 def test_one_number_of_ranks_says_nothing() -> None:
     assert scaling(study(trial(0, **on(2, 10.0)), trial(1, **on(2, 20.0)))) is None
     assert scaling(study(trial(0, **on(2, 10.0)), trial(1, **on(1, 20.0), repeat_of=0))) is None
+
+
+def test_a_trial_that_other_work_slowed_is_named() -> None:
+    data = study(
+        trial(0, 4e-3, **on(1, 100.0)), trial(1, 3e-3, **on(2, 90.0), cpu_wait_fraction=0.4)
+    )
+    assert [row.slowed for row in scaling(data).rows] == [False, True]
+    (made,) = section(StudyView(data)).blocks
+    assert [row[1].text for row in made.rows] == ["0", "1 (slowed)"]
+    assert "slowed trial 1" in made.note

@@ -1,6 +1,7 @@
 """The effect of the number of GPUs on time and energy."""
 
 from carbonopt.core import format as fmt
+from carbonopt.report.caveats import trials_text
 from carbonopt.report.document import Section, num, table
 from carbonopt.report.study_view import StudyView
 
@@ -13,7 +14,11 @@ def section(study: StudyView) -> Section | None:
     emissions = fmt.emissions_scale(row.emissions_kg_co2e for row in effect.rows)
     columns = [
         num(unit.capitalize() if unit == "ranks" else unit, "world_size"),
-        num("Trial", "trial"),
+        num(
+            "Trial",
+            "trial",
+            shown=lambda row: f"{row.trial}{' (slowed)' if row.slowed else ''}",
+        ),
         num(
             study.quality.label,
             "quality",
@@ -55,6 +60,11 @@ def section(study: StudyView) -> Section | None:
             fastest.energy_kwh / least.energy_kwh,
         )
         note += f", which is {faster:.2g} × as fast at {dearer:.2g} × the energy"
+    if slowed := [row.trial for row in effect.rows if row.slowed]:
+        note += (
+            f". Other work slowed {trials_text(slowed)}: alone, another number of {unit} may be the"
+            " best"
+        )
     first = effect.rows[0].world_size
     caption = (
         f"The cheapest run that met the target, by the number of {unit}; speed-up and energy"
