@@ -1,4 +1,4 @@
-"""carbonopt finds the fine-tuning configuration with the lowest emissions.
+"""carbonopt finds the training configuration with the lowest emissions.
 
 The configuration still reaches a target quality.
 """

@@ -365,8 +365,6 @@ def test_the_rooms_and_what_they_import_are_the_codes() -> None:
         room: {imported for imported in rooms if room in importers.get(imported, ())}
         for room in rooms
     }
-    map_of_rooms = FENCE.findall((ROOT / "CONTRIBUTING.md").read_text())[1][2]
-    assert set(re.findall(r"^  (\w+)/", map_of_rooms, re.MULTILINE)) == rooms
 
 
 def test_the_errors_of_the_troubleshooting_page_are_the_codes() -> None:

@@ -21,7 +21,7 @@ from carbonopt.spec.study_data import StudyData
 
 LEVEL = 0.95
 
-# Largest margin of a logarithm: beyond it nothing is known, and its exponential is still a number.
+# Cap on the margin of a logarithm, so that its exponential stays finite.
 LARGEST_MARGIN = 500.0
 NEARLY_AS_CHEAP = 0.05  # share of the recommended one's emissions
 
@@ -63,7 +63,7 @@ class Configuration:
         if self.n > 1:
             self.value = self.quality.unscaled(statistics.fmean(self.scaled_values))
         # By the search's trial alone: least emissions, then the best quality, then the earliest.
-        # The second rank is the same by the means.
+        # `mean_rank` uses means instead.
         self.rank = (self.emissions_of_runs[0], self.quality.rank(self.values[0]), self.trial)
         self.mean_rank = (self.emissions_kg_co2e, self.quality.rank(self.value), self.trial)
 

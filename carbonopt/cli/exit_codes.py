@@ -102,7 +102,7 @@ def _fail_by_system(error: OSError) -> NoReturn:
         _fail(f"no space left for {named}{quota}; make room and {again}.", 1)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         _fail(f"too many files are open; raise the limit (ulimit -n) and {again}.", 1)
-    _fail(f"{system_reason(error)}; what was stored counts: mend that and {again}.", 1)
+    _fail(f"{system_reason(error)}; fix that and {again}; nothing stored is lost.", 1)
 
 
 def _fail(text: str, code: int) -> NoReturn:

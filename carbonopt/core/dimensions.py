@@ -17,7 +17,7 @@ from carbonopt.core.values import Frozen, Scalar
 
 # cost: what a step costs; kernels: which kernels a compiled run compiles
 Affects = Literal["quality", "cost", "memory", "kernels"]
-StatedAffects = Literal["cost", "quality"]  # the only thing that a user's own dimension affects
+StatedAffects = Literal["cost", "quality"]  # what a user may state; it affects only this
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 Precision = Literal["bf16", "fp16", "fp32"]

@@ -63,4 +63,6 @@ class StudyInterrupted(CarbonoptError):
     exit_code = 130
 
 
-BEFORE_A_TRIAL = "interrupted before this command started a trial; the same command goes on."
+BEFORE_A_TRIAL = (
+    "interrupted before this command started a trial; run the same command again to resume."
+)

@@ -11,9 +11,9 @@ add up to the whole, and a trial's part is
 
     P / N × (IDLE × reserved cores × own t + (1 − IDLE) × CPU seconds of its processes),
 
-which does not depend on a neighbour's work where nothing measures the CPU. Its own t is without
-the time in which other work kept it waiting for a core. The RAM's energy is the power of its size ×
-own t × the share of the cores that the study has reserved.
+which does not depend on a neighbour's work where nothing measures the CPU. Own t leaves out the
+time in which other work kept the trial waiting for a core. The RAM's energy is the power of its
+size × own t × the share of the cores that the study has reserved.
 
 P and the RAM's power are CodeCarbon's figures. CodeCarbon itself models the whole CPU with the cube
 of its load, P × (0.1 + 0.9 × load³): the energy of the same CPU second then depends on other work.

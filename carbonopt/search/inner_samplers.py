@@ -20,9 +20,9 @@ from carbonopt.space.search_space import SearchSpace, is_integer
 from carbonopt.spec.space_settings import Choices
 
 Trials = Sequence[FrozenTrial]
-# How often the inner sampler is asked before a random valid configuration is taken. One that has
-# settled on a region where nothing new can exist would be asked for ever, and a Gaussian process is
-# fitted anew each time.
+# How often the inner sampler is asked before a random valid configuration is taken. A sampler that
+# has settled on a region where nothing new can exist could otherwise loop for ever, and a Gaussian
+# process is fitted anew each time.
 ATTEMPTS, RANDOM_ATTEMPTS = 8, 50
 INNER: dict[str, Callable[..., BaseSampler]] = {
     "tpe": partial(TPESampler, multivariate=True),

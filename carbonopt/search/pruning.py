@@ -17,9 +17,9 @@ from carbonopt.search.observation import Observation
 # earlier forecasts that were too pessimistic is added. The model's tails are heavier than normal,
 # so that the curves themselves have to say the same.
 LIKELY = 2.0
-# The loss would have to fall further than that of any other trial did, by a share of FURTHER ÷
-# √trials. In searches of AlexNet's table, the loss of the ninth trial fell 1.4 and 1.55 times as
-# far as that of all before, and a 13th trial's 1.85 times.
+# The loss would have to fall further than that of any other trial did, by more than the factor
+# 1 + FURTHER ÷ √trials. In searches of AlexNet's table, the loss of the ninth trial fell 1.4 and
+# 1.55 times as far as that of all before, and a 13th trial's 1.85 times.
 FURTHER = 2.5
 CHECKED_AT = (1 / 3, 1 / 2, 2 / 3)  # shares of a complete trial from which its end was forecast
 SAME_SHARE = 0.01  # shares closer than this are the same, since evaluations are at whole steps

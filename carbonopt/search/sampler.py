@@ -76,9 +76,10 @@ class CarbonSampler(BaseSampler):
     """A sampler that looks for the cheapest configuration that meets the target, at little cost.
 
     It proposes the configuration that is most likely to be the answer, per unit of the cost that
-    trying it is expected to have. The study needs two objectives: a cost to minimize, in any unit
-    (carbonopt's own studies use kWh), and the quality. Several workers can share a study: no two
-    run the same configuration while others are left.
+    trying it is expected to have. The study needs two objectives: a cost to minimize, in any unit,
+    and the quality. (carbonopt's own studies store kg CO2e; there the sampler takes the costs from
+    the trials' records, in kWh.) Several workers can share a study: no two run the same
+    configuration while others are left.
 
     Args:
         quality: the second objective: `"perplexity"`, `"accuracy"` or another name of

@@ -101,8 +101,8 @@ class Strategy:
 class TrialPlan:
     """The search's decisions on one trial, before the trial begins and while it runs.
 
-    All answers come from one proposal. It takes seconds where a study has hundreds of trials, so
-    that it is made when an answer first needs it.
+    All answers come from one proposal. With hundreds of trials it takes seconds, so it is made only
+    when an answer first needs it.
     """
 
     strategy: Strategy

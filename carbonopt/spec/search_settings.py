@@ -22,7 +22,8 @@ class Pruning(Settings):
     exact match, off for other qualities."""
 
     cap: bool = True
-    """[Stops](pruning.md#cap) trials that emit more than the best one that meets the target."""
+    """[Stops](pruning.md#cap) trials that have emitted more than the best one that meets the
+    target, or are projected to."""
 
     audit: float = Field(default=0.0, ge=0, le=1)
     """Fraction of the trials due to be stopped by `target` that run to their end anyway."""

@@ -190,3 +190,16 @@ class StudyConfig(Settings):
             mode="json",
             exclude={"budget": True, "confirm": True, "track": True, "notify": True, **parts},
         )
+
+    @property
+    def may_change(self) -> str:
+        """The keys, in words, that may change once the study has begun: those not in `identity`."""
+        keys = (
+            "budget, confirm, track, notify, carbon.trace, search.learn_from, launch.warm_start and"
+            " launch.max_concurrent_trials"
+        )
+        if isinstance(self.launch, SlurmLaunch):
+            return f"{keys}, and what launch asks of Slurm except nodes, GPUs and ranks,"
+        if isinstance(self.launch, HostfileLaunch):
+            return f"{keys}, and the path of launch.hostfile and the names of its hosts,"
+        return keys

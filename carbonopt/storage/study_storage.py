@@ -41,7 +41,8 @@ REPEAT_OF, SEED = (
     "seed",
 )
 _PROBE = "probe "  # prefix of a study's attributes for probes, followed by the probe's number
-# Violation of a trial whose quality is unknown: that of e^10 times a target perplexity.
+# Violation of a trial whose quality is unknown: 10 on the quality's scale, which is logarithmic for
+# a perplexity, so that e^10 times the target violates it as much.
 WORST_VIOLATION = 10.0
 
 
@@ -168,12 +169,9 @@ class StudyStorage:
             stored, given = ({**identity, "launch": None} for identity in (stored, given))
         if difference := _first_difference(stored, given):
             advice = "Give another --out (or another name), or restore the study file"
-            keys = (
-                "budget, confirm, track, carbon.trace, search.learn_from, launch.warm_start and"
-                " launch.max_concurrent_trials"
-            )
             raise BadInput(
-                f"{where} holds another study: {difference}. {advice}; only {keys} may change."
+                f"{where} holds another study: {difference}. {advice}; only {config.may_change} may"
+                " change."
             )
 
     def set_prepared(self, prepared: Prepared) -> None:

@@ -41,9 +41,8 @@ class TrialPhases:
     # Readings of TRAIN, first at the last step that was reported, then since.
     _readings: list[Reading] = field(default_factory=list)
     _seen: tuple[Phase, Reading] = field(init=False)  # the phase at the last look, and its reading
-    # The open phase's reading when it was entered, or right after its latest part was counted as
-    # another stage.
-    _window: Reading = field(default_factory=Reading)
+    # Start of what still counts for the open phase.
+    _counted_from: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
         self._seen = self.phase, self.meter.running(self.phase)
@@ -70,8 +69,8 @@ class TrialPhases:
         self.phase = phase
         # On a busy machine the phase has lasted for a while by now. The stage before it ended where
         # the phase began, so that the stages of a phase add up to it.
-        self._window = self.meter.running(phase)
-        begun_s = time.monotonic() - (self._window.duration_s - before.duration_s)
+        self._counted_from = self.meter.running(phase)
+        begun_s = time.monotonic() - (self._counted_from.duration_s - before.duration_s)
         spent = [self.meter.running(each) for each in TRIAL_PHASES if each is not phase]
         spent += [before] if phase in TRIAL_PHASES else []
         self._begin(stage or self._usual(phase), begun_s, spent)
@@ -127,7 +126,8 @@ class TrialPhases:
         now = self.meter.running(Phase.TRAIN)
         ended_at_s = now.duration_s - ago_s
         earlier = next(
-            (one for one in reversed(self._readings) if one.duration_s <= ended_at_s), self._window
+            (one for one in reversed(self._readings) if one.duration_s <= ended_at_s),
+            self._counted_from,
         )
         later = next((one for one in self._readings if one.duration_s > ended_at_s), now)
         length_s = later.duration_s - earlier.duration_s
@@ -164,10 +164,12 @@ class TrialPhases:
         training again.
         """
         if self.phase is Phase.TRAIN:
-            begin = max([self._window, *self._readings[:1]], key=lambda reading: reading.duration_s)
+            begin = max(
+                [self._counted_from, *self._readings[:1]], key=lambda reading: reading.duration_s
+            )
             self._take_since(begin, phase, stage)
         elif phase is Phase.TRAIN and self.stage is Stage.AFTER:
-            part = self.meter.running(self.phase).part_since(self._window)
+            part = self.meter.running(self.phase).part_since(self._counted_from)
             self.meter.move(part, self.phase, Phase.TRAIN)
             self.begin(self.stage)  # adds to the stage what it has used so far
             self._add(self.stage, -part.duration_s, -part.total_kwh)
@@ -202,5 +204,5 @@ class TrialPhases:
         self._add(
             stage, part.duration_s - taken["duration_s"], part.total_kwh - taken["energy_kwh"]
         )
-        self._window = begin
+        self._counted_from = begin
         del self._readings[1:]

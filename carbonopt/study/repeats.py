@@ -35,7 +35,7 @@ def next_repeat(
     return None
 
 
-def all_run(trials: int) -> str:
+def all_trials_run_text(trials: int) -> str:
     if trials == 1:
         return "the one trial of the budget has been run"
     return f"all {trials} trials of the budget have been run"

@@ -16,7 +16,7 @@ from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.workers import Lease
 from carbonopt.study.input_files import check_unchanged, input_files
-from carbonopt.study.repeats import all_run, next_repeat, with_confirmation
+from carbonopt.study.repeats import all_trials_run_text, next_repeat, with_confirmation
 from carbonopt.study.session import Session
 from carbonopt.study.study_checks import CheckedStudy, as_prepared
 
@@ -155,7 +155,7 @@ def already_done(stored: StudyStorage, session: Session) -> StudyData | None:
     # The study was killed before it stored its end, or was interrupted and now has fewer trials.
     if data.ended is None:
         stored.refresh(config, data.provenance)
-        why = with_confirmation(all_run(trials), data, checked.engine)
+        why = with_confirmation(all_trials_run_text(trials), data, checked.engine)
         stored.set_ended(why, by_budget=True)
     return stored.read()
 

@@ -52,7 +52,7 @@ class Session:
     before_measuring: Callable[[], None] = lambda: None  # called before any measurement is stored
     # requirements of the pipeline that the study is a step of; None: it is no step
     as_step: AsStep | None = None
-    joins: bool = False  # this call joins another one that leads the study, or has led it
+    joins: bool = False  # this call joins one that leads the study, even if that one has ended
     # The workers in the launch's other slots.
     local_workers: LocalWorkers = field(default_factory=LocalWorkers)
     local_worker: LocalWorker | None = None  # this call, where it is such a worker itself

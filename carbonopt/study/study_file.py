@@ -262,7 +262,7 @@ def _check_auto(config: StudyConfig) -> None:
         ),
         (
             search.sampler == "grid",
-            "search.sampler is grid, which a range of learning_rate hasn't",
+            "the sampler grid needs listed values, but auto gives learning_rate a range",
             "use carbon",
         ),
         (

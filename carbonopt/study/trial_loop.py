@@ -35,7 +35,7 @@ from carbonopt.study.account import SessionAccount, StudyBudget
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
 from carbonopt.study.input_files import check_unchanged, input_files
 from carbonopt.study.outputs import remove_outputs
-from carbonopt.study.repeats import all_run, next_repeat, with_confirmation
+from carbonopt.study.repeats import all_trials_run_text, next_repeat, with_confirmation
 from carbonopt.study.resume import may_write
 from carbonopt.study.session import Session
 from carbonopt.study.trial_runner import TrialRunner, interruption
@@ -107,7 +107,7 @@ class TrialLoop:
             if (not_free := self.engine.await_free(self.session.interrupted)) is not None:
                 self.display.warn(not_free)
             with self._locked() as seen:
-                inputs = self._unchanged(inputs, seen.data)
+                inputs = self._check_and_store_inputs(inputs, seen.data)
                 run_next = self._begin_next(seen)
             self._tell_of_others(seen.data)
             if run_next is None:
@@ -118,8 +118,10 @@ class TrialLoop:
             self._tell_of_others(self.storage.read())
         self.account.store(self.storage)
 
-    def _unchanged(self, inputs: tuple[InputFile, ...], data: StudyData) -> tuple[InputFile, ...]:
-        """Return a script's inputs, as they are recorded from now on, after a check for changes.
+    def _check_and_store_inputs(
+        self, inputs: tuple[InputFile, ...], data: StudyData
+    ) -> tuple[InputFile, ...]:
+        """Check a script's inputs for changes, store them, and return them as stored.
 
         Each trial of a script reads them anew. Other data was read once, in the preparation. The
         caller holds the workers' lock.
@@ -306,7 +308,7 @@ class TrialLoop:
         """Return which part of the budget is used up, in words; None: there is some left."""
         trials = self.config.budget.trials
         if trials is not None and seen.finished_count() >= trials:
-            return all_run(trials)
+            return all_trials_run_text(trials)
         return self.budget.limit_reached(seen.data.spent_kwh())
 
     def _queue_repeat(self, data: StudyData) -> bool:

@@ -10,7 +10,7 @@ from carbonopt.spec.trial_spec import TrialSpec
 
 
 class TrialObserver(Protocol):
-    """The interface of what follows trials: the live display and the trackers."""
+    """The interface of what follows trials: the live display, trackers and notifications."""
 
     def trial_started(self, spec: TrialSpec) -> None: ...
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...

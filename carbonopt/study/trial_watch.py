@@ -171,7 +171,10 @@ class TrialWatch:
 
     @property
     def _is_one_piece(self) -> bool:
-        """True for a script that reported no phases, unless it has lines and failed before them."""
+        """True for a script that reported no phases.
+
+        False if it has carbonopt's lines but failed before it reached one.
+        """
         program = self.spec.program
         if program is None or not self._phase_untold:
             return False

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from carbonopt.core.errors import MeasurementError
+from carbonopt.core.errors import BEFORE_A_TRIAL, MeasurementError
 from carbonopt.core.trial import GpuEnergy, Phase
 from carbonopt.core.units import joules_from_kwh
 from carbonopt.doctor.gpu_checks import seen
@@ -196,7 +196,7 @@ except StudyInterrupted as error:
     ((took_s, said, threads),) = with_gpus([300], script, tmp_path)
     assert took_s < 6
     assert threads == 1, "CodeCarbon has ended too"
-    assert said == "interrupted before this command started a trial; the same command goes on."
+    assert said == BEFORE_A_TRIAL
 
 
 # -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ def test_a_study_survives_being_stored(tiny_study: dict, replay_study: dict) -> 
     for study in (tiny_study, replay_study):
         config = parse_study(study, "here")
         assert StudyConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_the_keys_that_may_change_are_those_outside_a_studys_identity(tiny_study: dict) -> None:
+    config = parse_study(tiny_study, "here")
+    whole, identity = config.model_dump(), config.identity()
+    outside = whole.keys() - identity.keys()
+    for part in ("carbon", "search", "launch"):
+        outside |= {f"{part}.{key}" for key in whole[part].keys() - identity[part].keys()}
+    assert set(re.findall(r"[\w.]+", config.may_change)) - {"and"} == outside
+    slurm = parse_study({**tiny_study, "launch": {"kind": "slurm"}}, "here")
+    assert "Slurm" in slurm.may_change
 
 
 def test_exponents_without_a_dot_are_numbers(tmp_path: Path, tiny_study: dict) -> None:

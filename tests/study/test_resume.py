@@ -20,7 +20,7 @@ from small_studies import trial
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.display import not_ended
-from carbonopt.core.errors import BadInput, StudyInterrupted
+from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.storage.paths import StudyPaths
@@ -267,7 +267,7 @@ def test_a_ctrl_c_while_the_meter_begins(
     _, errors = command.communicate(timeout=60)
     assert (command.returncode, errors.splitlines()[-1]) == (
         130,
-        "carbonopt: interrupted before this command started a trial; the same command goes on.",
+        f"carbonopt: {BEFORE_A_TRIAL}",
     )
     wait_for(lambda: workers(folder) == [], 1.0)
 
@@ -298,9 +298,7 @@ def test_interrupted_while_operators_are_compiled(
     _, errors = command.communicate(timeout=60)
     if number == signal.SIGINT:
         assert command.returncode == 130
-        assert errors.endswith(
-            "carbonopt: interrupted before this command started a trial; the same command goes on.\n"
-        )
+        assert errors.endswith(f"carbonopt: {BEFORE_A_TRIAL}\n")
     wait_for(lambda: workers(folder) == [], 15 if number == signal.SIGKILL else 0.1)
     assert compilers() == []
     wait_for(

@@ -15,6 +15,9 @@ dimensions follow. Each trial has an offset of its own (its seed, and what no co
 beside the noise of each evaluation. The parameters are those of highest posterior density under
 priors that hold for language models at large. Evaluations that fit badly (a spike of the loss) lose
 their weight.
+
+scikit-learn's `GaussianProcessRegressor`, which serves for the costs, has neither of the last two:
+it takes no priors for its kernel's parameters, and lowers no evaluation's weight.
 """
 
 import math

@@ -2,6 +2,10 @@
 
 They lie nearer to where training is heading than its last steps do (Izmailov et al. 2018, arXiv
 1803.05407; Ajroldi et al. 2025, arXiv 2502.06761).
+
+torch's `swa_utils.AveragedModel` copies the whole module and averages its weights in their own
+precision. Here the averages are in float32, from DeepSpeed's float32 weights where it has them, and
+the model itself is given them.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,9 @@
 """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), an optimizer of hidden matrices.
 
 Hidden matrices take orthogonalized steps of momentum; AdamW trains all other parameters.
-DeepSpeed's own Muon trains as SGD without ZeRO (DeepSpeed #8441).
+DeepSpeed's own Muon trains as SGD without ZeRO (DeepSpeed #8441). `torch.optim.Muon` takes
+matrices alone, one at a time, and would need a second optimizer for the rest. The steps here are
+the same (`tests/train/test_muon.py`).
 """
 
 import math
