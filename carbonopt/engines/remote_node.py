@@ -125,7 +125,7 @@ class RemoteNode:
             elif time.monotonic() > deadline:
                 self._kill()
                 if asked_to_end:
-                    raise StudyInterrupted("interrupted; the same command goes on with the study.")
+                    raise StudyInterrupted("interrupted; run the same command again to resume.")
                 raise CarbonoptError(
                     f"{self.name}: its agent doesn't answer for {limit_s:g} s (log: {self._log})."
                 )
@@ -135,7 +135,7 @@ class RemoteNode:
     def _lost(self) -> CarbonoptError:
         # Whoever ends a job also ends the program that started the agent.
         if await_own_signal(self._interrupted):
-            return StudyInterrupted("interrupted; the same command goes on with the study.")
+            return StudyInterrupted("interrupted; run the same command again to resume.")
         said = [
             line.strip()
             for line in said_since(self._log_begins, self._log).splitlines()

@@ -75,8 +75,8 @@ def own_folder(paths: Paths) -> Iterator[HeldFolder]:
         except BadInput as error:
             if folder.is_kept:
                 kept = (
-                    f"What was measured is kept in {paths.root}, and the same command goes on"
-                    " with it"
+                    f"What was measured is kept in {paths.root}; run the same command again to"
+                    " resume"
                 )
                 raise CarbonoptError(f"{error} {kept}.") from error
             folder.remove_own()

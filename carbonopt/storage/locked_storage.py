@@ -86,7 +86,7 @@ class Patience:
         if now_s - began_s > _INTERRUPTED_S and self._interrupted():
             what = f"interrupted while the storage {file} was held by {_holders(file)}"
             raise StudyInterrupted(
-                f"{what}; what was stored before counts, and the same command goes on with it."
+                f"{what}; what was stored before counts; run the same command again to resume."
             )
         if now_s - began_s > self.limit_s:
             held = (

@@ -12,7 +12,7 @@ from carbonopt.spec.study_data import StudyData
 # failed in the same way.
 _FAILURES = 3
 _SCRIPT_FAILURES = {"bad_input": 1, "no_quality": 2}  # fewer for scripts, by kind of failure
-_MEND = "mend that, and give another --out, since this folder keeps the study as it was"
+_MEND = "fix that, and give another --out, because this folder keeps the study as it was"
 _NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?")
 _NEARLY_ALL = 0.9  # share of a Slurm job's usable time
 

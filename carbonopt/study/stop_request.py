@@ -76,7 +76,7 @@ def interruptible() -> Iterator[StopRequest]:
     try:
         yield wish
     except KeyboardInterrupt as error:
-        raise StudyInterrupted("interrupted; the same command goes on with the study.") from error
+        raise StudyInterrupted("interrupted; run the same command again to resume.") from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

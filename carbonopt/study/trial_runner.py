@@ -213,5 +213,7 @@ class TrialRunner:
 
 def interruption(paths: StudyPaths) -> StudyInterrupted:
     """Return the error of an interrupted study."""
-    reports = f"`carbonopt report {shlex.quote(str(paths.root))}` reports what there is"
-    return StudyInterrupted(f"interrupted; the same command goes on with the study, and {reports}.")
+    report = f"`carbonopt report {shlex.quote(str(paths.root))}`"
+    return StudyInterrupted(
+        f"interrupted; run the same command again to resume. {report} reports what there is."
+    )

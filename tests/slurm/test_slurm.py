@@ -203,7 +203,7 @@ def test_a_study_survives_what_happens_to_its_jobs(
     cluster.asked("scancel", job)
     said, _ = following.communicate(timeout=60)
     assert following.returncode == 130, "it had the time to say that it was interrupted"
-    assert "the same command goes on with the study" in said
+    assert "run the same command again" in said
     wait_for(lambda: workers(folder) == [], 10)
 
     again = command(cluster, study, folder)

@@ -127,7 +127,7 @@ def test_who_waits_can_be_interrupted(finished: Path, monkeypatch: pytest.Monkey
     )
     with (
         viewer(finished / "study.db", 60),
-        pytest.raises(StudyInterrupted, match="same command goes on"),
+        pytest.raises(StudyInterrupted, match="run the same command again"),
     ):
         storage.get_all_studies()
 
