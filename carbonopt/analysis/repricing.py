@@ -3,19 +3,16 @@
 The joules are the same; only the intensity differs.
 """
 
-import itertools
 import math
 from collections.abc import Iterable
-from datetime import datetime, timedelta
 from operator import attrgetter
 from statistics import fmean
 
+from carbonopt.analysis.hourly import HOUR_S, Hours
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Frozen
-from carbonopt.spec.study_data import CarbonTrace, Intensity, StudyData
-
-_HOUR_S = 3600
+from carbonopt.spec.study_data import Intensity, SessionLedger, StudyData
 
 
 class InRegion(Frozen):
@@ -103,7 +100,7 @@ def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
     durations = next(record.duration_s for record in data.records if record.trial == rec.trial)
     if rec.energy_kwh is None or durations is None:
         return None
-    hours, pue = _Hours(data.trace), data.config.carbon.pue
+    hours, pue = Hours(data.trace), data.config.carbon.pue
     study_kg, unknown = _study(data, hours)
     study_kwh = math.fsum(session.own_outer_kwh or 0.0 for session in data.sessions)
     one_g_kg = emissions_kg_co2e(study_kwh, 1.0, pue)  # emissions at 1 g CO2e per kWh
@@ -120,46 +117,11 @@ def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
     )
 
 
-class _Hours:
-    """A trace that can be averaged over any span of time.
-
-    A long span takes no longer than a short one.
-    """
-
-    def __init__(self, trace: CarbonTrace) -> None:
-        self.begin = datetime.fromisoformat(trace.start)
-        self.count = len(trace.g_co2e_per_kwh)
-        self._rates = [rate or 0.0 for rate in trace.g_co2e_per_kwh]
-        self._sums = [0.0, *itertools.accumulate(self._rates)]
-        self._holes = [0, *itertools.accumulate(rate is None for rate in trace.g_co2e_per_kwh)]
-
-    def iso(self, hour: int) -> str:
-        return (self.begin + timedelta(hours=hour)).isoformat(timespec="seconds")
-
-    def mean(self, start_s: float, duration_s: float) -> float | None:
-        """Return the mean in g CO2e per kWh over a span that starts so long after the trace does.
-
-        None: the span touches an hour without a value.
-        """
-        end_s = start_s + duration_s
-        first = math.floor(start_s / _HOUR_S)
-        last = max(math.ceil(end_s / _HOUR_S) - 1, first)
-        if first < 0 or last >= self.count or self._holes[last + 1] > self._holes[first]:
-            return None
-        if first == last:
-            return self._rates[first]
-        whole = self._sums[last] - self._sums[first + 1]
-        parts = ((first + 1) * _HOUR_S - start_s) * self._rates[first] + (
-            end_s - last * _HOUR_S
-        ) * self._rates[last]
-        return (whole * _HOUR_S + parts) / duration_s
-
-
-def _starts(hours: _Hours, energy_kwh: float, duration_s: float, pue: float) -> StartHours | None:
+def _starts(hours: Hours, energy_kwh: float, duration_s: float, pue: float) -> StartHours | None:
     starts = []
     by_hour: list[list[float]] = [[] for _ in range(24)]
     for hour in range(hours.count):
-        if (rate := hours.mean(hour * _HOUR_S, duration_s)) is not None:
+        if (rate := hours.mean(hour * HOUR_S, duration_s)) is not None:
             emissions_kg = emissions_kg_co2e(energy_kwh, rate, pue)
             starts.append(
                 AtHour(start=hours.iso(hour), emissions_kg_co2e=emissions_kg, g_co2e_per_kwh=rate)
@@ -178,10 +140,11 @@ def _starts(hours: _Hours, energy_kwh: float, duration_s: float, pue: float) -> 
     )
 
 
-def _study(data: StudyData, hours: _Hours) -> tuple[float | None, str | None]:
+def _study(data: StudyData, hours: Hours) -> tuple[float | None, str | None]:
     """Return the emissions of all sessions in kg CO2e, or why they are not known.
 
-    Each session's energy is spread evenly over it.
+    Each session's energy is spread evenly over it, that of each wait for the hours of the schedule
+    over the wait.
     """
     if data.provenance.is_replay:
         return None, "the study is a replay, whose energy was used at other times than its own"
@@ -194,9 +157,31 @@ def _study(data: StudyData, hours: _Hours) -> tuple[float | None, str | None]:
                 None,
                 f"the session from {session.started_at} on has no reading of its whole energy",
             )
-        start_s = (datetime.fromisoformat(session.started_at) - hours.begin).total_seconds()
-        if (rate := hours.mean(start_s, session.duration_s)) is None:
+        if (rate := _session_rate(session, hours)) is None:
             trace = f"the trace, from {hours.iso(0)} to {hours.iso(hours.count)}"
             return None, f"{trace}, lacks hours of the session from {session.started_at} on"
         total_kg += emissions_kg_co2e(session.own_outer_kwh, rate, data.config.carbon.pue)
     return total_kg, None
+
+
+def _session_rate(session: SessionLedger, hours: Hours) -> float | None:
+    """Return the mean intensity of a session, weighted by energy, in g CO2e per kWh.
+
+    None: the trace lacks hours of it.
+    """
+    total_kwh = session.own_outer_kwh or 0.0
+    parts = [(wait.energy_kwh, wait.span) for wait in session.waits]
+    working = [span for span in session.working_spans if span[1] > span[0]]
+    working_s = sum((end - begin).total_seconds() for begin, end in working)
+    rest_kwh = max(0.0, total_kwh - sum(kwh for kwh, _ in parts))
+    parts += [
+        (rest_kwh * (end - begin).total_seconds() / working_s, (begin, end))
+        for begin, end in working
+    ]
+    rates = [(kwh, hours.mean_of(*span)) for kwh, span in parts]
+    weighted = [kwh * rate for kwh, rate in rates if rate is not None]
+    if len(weighted) < len(rates) or not rates:
+        return None
+    if not total_kwh:
+        return rates[0][1]
+    return math.fsum(weighted) / math.fsum(kwh for kwh, _ in rates)

@@ -39,7 +39,7 @@ _LIFE_CYCLE = re.compile(r"\blca\b|\blife ?cycle\b")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-def read_trace(path: Path) -> CarbonTrace:
+def read_trace(path: Path, key: str = "carbon.trace") -> CarbonTrace:
     """Read the hourly intensities of a CSV file, in g CO2e per kWh.
 
     The file needs a header with a column of times in ISO 8601 (without an offset they are UTC) and
@@ -47,29 +47,31 @@ def read_trace(path: Path) -> CarbonTrace:
     there are several, the life-cycle one is taken. Rows come in any order, one for each time. Hours
     are those of UTC; rows within one hour are averaged; an hour without a value is None.
 
+    Args:
+        key: the key of the study file that names the file, for errors.
+
     Raises:
         BadInput: for a mistake in the file; the message has the line, the value found and what is
             expected.
     """
-    lines = csv.reader(
-        io.StringIO(read_text(path, "carbon.trace", MAX_MIB), newline=""), strict=True
-    )
+    lines = csv.reader(io.StringIO(read_text(path, key, MAX_MIB), newline=""), strict=True)
     try:
-        return _trace(((lines.line_num, row) for row in lines if any(map(str.strip, row))), path)
+        rows = ((lines.line_num, row) for row in lines if any(map(str.strip, row)))
+        return _trace(rows, path, f"{key}: {path}")
     except csv.Error as error:
-        raise BadInput(f"carbon.trace: {path} must be a CSV file, but is none: {error}.") from error
+        raise BadInput(f"{key}: {path} must be a CSV file, but is none: {error}.") from error
 
 
-def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
+def _trace(rows: Iterator[tuple[int, list[str]]], path: Path, file: str) -> CarbonTrace:
     """Make a trace from the rows that aren't empty, with their line numbers."""
     _, header = next(rows, (0, []))
-    time_column, column = _columns(header, path)
+    time_column, column = _columns(header, file)
     # Whether UTC is assumed for a time, though neither it nor its column's name says so.
     assumed = False
     # The intensity and its line number, by instant in seconds since 1970.
     intensities: dict[float, tuple[float, int]] = {}
     for line, row in rows:
-        where = f"carbon.trace: {path}, line {line}"
+        where = f"{file}, line {line}"
         if len(row) != len(header):
             raise BadInput(
                 f"{where} must have the header's {len(header)} columns, but has {len(row)}."
@@ -108,7 +110,7 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
             )
             raise BadInput(f"{where}: a time must stand in one row, but {same}; {advice}.")
     first_hour, rates = _by_hour(
-        {instant: intensities[instant][0] for instant in sorted(intensities)}, path
+        {instant: intensities[instant][0] for instant in sorted(intensities)}, file
     )
     source = f"{path.name}, column {header[column]}{', times read as UTC' if assumed else ''}"
     # One line of text.
@@ -116,12 +118,12 @@ def _trace(rows: Iterator[tuple[int, list[str]]], path: Path) -> CarbonTrace:
     return CarbonTrace(source=source, start=_iso(first_hour), g_co2e_per_kwh=rates)
 
 
-def _by_hour(intensities: dict[float, float], path: Path) -> tuple[int, tuple[float | None, ...]]:
+def _by_hour(intensities: dict[float, float], file: str) -> tuple[int, tuple[float | None, ...]]:
     """Return the first hour, counted from 1970, and the mean of each hour from there on.
 
     The instants must be in order.
     """
-    hourly = f"carbon.trace: {path} must have a row for each hour, but"
+    hourly = f"{file} must have a row for each hour, but"
     if not intensities:
         raise BadInput(f"{hourly} has none with a value.")
     hours = defaultdict(list)
@@ -133,7 +135,7 @@ def _by_hour(intensities: dict[float, float], path: Path) -> tuple[int, tuple[fl
             f"goes from {_iso(begin)} to {_iso(end - 1)}; look for a mistyped year, or leave"
             " rows out"
         )
-        raise BadInput(f"carbon.trace: {path} must span 10 years at most, but {spans}.")
+        raise BadInput(f"{file} must span 10 years at most, but {spans}.")
     step_s = min(
         (after - before for before, after in itertools.pairwise(intensities)), default=_HOUR_S
     )
@@ -144,11 +146,11 @@ def _by_hour(intensities: dict[float, float], path: Path) -> tuple[int, tuple[fl
     return begin, tuple(fmean(hours[hour]) if hour in hours else None for hour in range(begin, end))
 
 
-def _columns(header: list[str], path: Path) -> tuple[int, int]:
+def _columns(header: list[str], file: str) -> tuple[int, int]:
     """Return the positions of the columns of times and of intensities."""
     names = [_words(name) for name in header]
     must, has = (
-        f"carbon.trace: {path} must have",
+        f"{file} must have",
         f"but its first line has {', '.join(header)[:200] or 'none'}",
     )
     time = next((name for name in _TIME_NAMES if name in names), None)

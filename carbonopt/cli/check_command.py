@@ -37,6 +37,7 @@ def check(
 
     from carbonopt.cli.check_text import describe_study
     from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study.start_schedule import check_schedule, now_in_utc
     from carbonopt.study.study_checks import as_prepared
     from carbonopt.study.study_checks import check as check_study
     from carbonopt.study.weight_files import check_weights
@@ -60,6 +61,7 @@ def check(
         return
     paths = StudyPaths.default(config.name)
     checked = as_prepared(check_study(config), paths.prepared)
+    check_schedule(checked, now_in_utc())
     check_weights([(config, ())])
     print(printable(describe_study(checked)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)

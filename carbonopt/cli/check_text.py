@@ -14,6 +14,7 @@ from carbonopt.spec.search_settings import Confirm
 from carbonopt.spec.space_settings import Domain, Range
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.study.input_files import input_files
+from carbonopt.study.start_schedule import now_in_utc, schedule_text
 from carbonopt.study.study_checks import CheckedStudy
 
 _MOST_NAMED = 8  # most files of a script that are named
@@ -43,6 +44,7 @@ def describe_study(checked: CheckedStudy) -> str:
         "launch": checked.engine.description,
         "at once": price(config),
         "carbon": _carbon(checked),
+        "waits": schedule_text(checked, now_in_utc()),
         "sampler": sampler_text(search),
         "learns from": _earlier(checked),
         "prunes": pruning_text(search, tells_steps=checked.tells_steps),

@@ -6,6 +6,7 @@ On a terminal it is shown live; elsewhere, with one line per trial.
 import math
 import time
 from collections.abc import Collection, Iterable
+from datetime import datetime
 
 from rich import box
 from rich.console import Console
@@ -35,7 +36,7 @@ from carbonopt.core.trial import (
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Table
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.study_data import PlannedStart, StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 
 
@@ -91,6 +92,15 @@ class LiveDisplay:
             self._print(
                 f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done"
             )
+
+    def waiting(self, start: PlannedStart) -> None:
+        at = datetime.fromisoformat(start.at).astimezone()
+        text = f"waiting until {at.isoformat(sep=' ', timespec='minutes')}"
+        if start.rule:
+            text += f", to save about {100 * start.expected_saving:.0f} % of the emissions"
+        self._print(f"{text}; Ctrl-C ends the command, the same one waits again")
+        if self._console.is_terminal:
+            self._live.update(Text(text))
 
     def trial_started(self, spec: TrialSpec) -> None:
         self._name_what_is_fixed(spec.params)

@@ -4,7 +4,9 @@ import contextlib
 import importlib
 import os
 import socket
+import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -100,6 +102,8 @@ def _run_in_jobs(
     detach: bool,
 ) -> NoReturn:
     from carbonopt.cli.slurm_submission import run_in_jobs
+    from carbonopt.storage.url import has_storage
+    from carbonopt.study.start_schedule import check_schedule, first_start, now_in_utc
     from carbonopt.study.stop_request import interruptible
     from carbonopt.study.study_checks import check
 
@@ -108,13 +112,21 @@ def _run_in_jobs(
             "--worker joins from within a job of Slurm; launch.workers says how many jobs are"
             " submitted."
         )
-    check(config)
+    checked, begins_in_s = check(config), 0
+    if config.schedule is not None and not has_storage(paths, storage):
+        now = now_in_utc()
+        check_schedule(checked, now)
+        start = first_start(checked, now, lambda text: print(text, file=sys.stderr))
+        if start is not None:
+            begins_in_s = round((datetime.fromisoformat(start.at) - now).total_seconds())
     options = {"--storage": storage, "--trials": trials, "--seed": seed}
     arguments = [
         text for name, value in options.items() if value is not None for text in (name, str(value))
     ]
     with interruptible() as interrupted:
-        code = run_in_jobs(config, study, paths, storage, arguments, interrupted, detach=detach)
+        code = run_in_jobs(
+            *(config, study, paths, storage, arguments, interrupted, begins_in_s), detach=detach
+        )
     raise typer.Exit(code or 0)
 
 

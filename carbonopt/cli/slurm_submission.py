@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.core.units import human_duration
 from carbonopt.engines.slurm import Jobs, command_in_job, state_of
 from carbonopt.spec.launch_settings import SlurmLaunch
 from carbonopt.spec.study_config import StudyConfig
@@ -30,6 +31,7 @@ def run_in_jobs(
     storage: str | None,
     arguments: list[str],
     interrupted: Callable[[], bool],
+    begins_in_s: int,
     *,
     detach: bool,
 ) -> int | None:
@@ -38,6 +40,7 @@ def run_in_jobs(
     Args:
         arguments: Further arguments of the command in the jobs, besides the study file and the
             folder.
+        begins_in_s: Seconds before which Slurm does not begin the jobs.
         detach: Whether to return as soon as the jobs are submitted.
 
     Returns:
@@ -58,8 +61,10 @@ def run_in_jobs(
             os.path.realpath(study_file), "--out", os.path.realpath(paths.root), *arguments
         )
         with own_folder(paths):
-            alive, what = jobs.submit(launch, config.name, command), "submitted"
+            alive, what = jobs.submit(launch, config.name, command, begins_in_s), "submitted"
     submitted = f"{what} job {', '.join(alive)}"
+    if begins_in_s and what == "submitted":
+        submitted += f", which begins in {human_duration(begins_in_s)} at the earliest"
     ends = f"`scancel {' '.join(alive)}` ends it"
     if detach:
         print(f"{submitted}; the same command without --detach follows it, {ends}.")

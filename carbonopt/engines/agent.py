@@ -148,6 +148,9 @@ class Agent:
     def prepare_next(self) -> None:
         self._engine.prepare_next()
 
+    def drop_next(self) -> None:
+        self._engine.drop_next()
+
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         assert self._trial is not None
         event = self._trial.receive(timeout_s)

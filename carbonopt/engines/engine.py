@@ -169,6 +169,9 @@ class Engine(Protocol):
         Called at every report of a trial's steps.
         """
 
+    def drop_next(self) -> None:
+        """End what `prepare_next` has begun, so that nothing holds a device while a study waits."""
+
     @abstractmethod
     def close(self) -> None:
         """Close the meter's last window and end all that was started; again, it does nothing."""

@@ -167,5 +167,8 @@ class LocalEngine(Engine):
     def prepare_next(self) -> None:
         self.launcher.prepare_next()
 
+    def drop_next(self) -> None:
+        self.launcher.drop_next()
+
     def close(self) -> None:
         self._to_close.close()

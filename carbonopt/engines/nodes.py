@@ -215,6 +215,10 @@ class NodesEngine(Engine):
         together(self._having_ranks(self._last_world_size), "prepare_next")
         self._prepared_ahead = True
 
+    def drop_next(self) -> None:
+        together(self._remotes, "drop_next")
+        self._prepared_ahead = False
+
     def _having_ranks(self, world_size: int) -> list[RemoteNode]:
         """Return the machines that run a trial's ranks, in their order."""
         befores = [

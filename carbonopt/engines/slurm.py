@@ -220,8 +220,16 @@ class Jobs:
         )
         return [job for job in noted.jobs if state_of(job) is not None]
 
-    def submit(self, launch: SlurmLaunch, name: str, command: Sequence[str]) -> list[str]:
+    def submit(
+        self, launch: SlurmLaunch, name: str, command: Sequence[str], begins_in_s: int = 0
+    ) -> list[str]:
         """Submit one job for each worker, the first of which leads, and return their ids.
+
+        Args:
+            launch: what is asked of Slurm.
+            name: the study's name.
+            command: the command that each job runs.
+            begins_in_s: seconds before which Slurm does not begin the jobs.
 
         Raises:
             BadInput: if submitit or Slurm is missing, or Slurm refuses the first job.
@@ -236,7 +244,10 @@ class Jobs:
             raise BadInput(
                 "launch.kind: slurm needs Slurm's sbatch and srun on PATH; run it on a login node."
             ) from error
-        executor.update_parameters(**_parameters(launch, name))
+        executor.update_parameters(**_parameters(launch, name, begins_in_s))
+        # They tell how an earlier call's jobs ended; these may be cancelled before they begin.
+        for old in self._folder.glob("exit-code-*.json"):
+            old.unlink()
         jobs: list[str] = []
         for number in range(launch.workers):
             argv = [*command, *(["--worker"] if number else [])]
@@ -302,7 +313,7 @@ def command_in_job(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "carbonopt", "run", *arguments]
 
 
-def _parameters(launch: SlurmLaunch, name: str) -> dict[str, Any]:
+def _parameters(launch: SlurmLaunch, name: str, begins_in_s: int = 0) -> dict[str, Any]:
     """Return a launch's settings under submitit's names."""
     given = {key: getattr(launch, key) for key in _DETAIL if getattr(launch, key)}
     if launch.gpus_per_node:
@@ -321,5 +332,8 @@ def _parameters(launch: SlurmLaunch, name: str) -> dict[str, Any]:
         "ntasks_per_node": 1,
         "signal_delay_s": launch.warned_s,
         "stderr_to_stdout": True,
-        "additional_parameters": {"requeue": True},
+        "additional_parameters": {
+            "requeue": True,
+            **({"begin": f"now+{begins_in_s}"} if begins_in_s else {}),
+        },
     }

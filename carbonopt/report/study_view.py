@@ -26,6 +26,7 @@ from carbonopt.analysis.repricing import regions, repricing
 from carbonopt.analysis.scaling import scaling
 from carbonopt.analysis.shortfall import recommended_edges
 from carbonopt.analysis.stages import amortisation, counts_whole_processes, stages
+from carbonopt.analysis.waiting import waiting
 from carbonopt.carbon.intensity import countries
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.quality import Quality
@@ -90,6 +91,7 @@ class StudyView:
     )
     repeated = cached_property(lambda self: repeats(self.data.records))
     priced = cached_property(lambda self: repricing(self.data, self.recommendation))
+    waiting = cached_property(lambda self: waiting(self.data))
     regions = cached_property(lambda self: regions(self.data, self.recommendation, countries()))
     audited = cached_property(lambda self: audit(self.data))
     plot = cached_property(

@@ -4,7 +4,7 @@ from typing import Literal
 
 from carbonopt.spec.base_settings import Name, Settings
 
-NotifyEvent = Literal["finished", "failed", "target_met", "stalled", "budget"]
+NotifyEvent = Literal["finished", "failed", "target_met", "stalled", "budget", "waiting"]
 
 
 class Notify(Settings):
@@ -13,7 +13,8 @@ class Notify(Settings):
     on: tuple[NotifyEvent, ...] = ("finished", "failed")
     """Events, each of which is sent once: `finished` (with the answer), `failed` (the command ended
     with an error), `target_met` (by the first complete trial), `stalled` (a trial made no progress
-    for `launch.timeout_s`), `budget` (it ended the study)."""
+    for `launch.timeout_s`), `budget` (it ended the study), `waiting` (for the hours of
+    `schedule`)."""
 
     attach: bool = True
     """Whether `finished` has the picture of the Pareto front attached."""

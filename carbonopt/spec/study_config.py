@@ -16,6 +16,7 @@ from carbonopt.spec.base_settings import Name, Settings
 from carbonopt.spec.carbon_settings import Carbon
 from carbonopt.spec.launch_settings import HostfileLaunch, Launch, LocalLaunch, SlurmLaunch
 from carbonopt.spec.notify_settings import Notify
+from carbonopt.spec.schedule_settings import Schedule
 from carbonopt.spec.search_settings import Budget, Confirm, Search
 from carbonopt.spec.space_settings import UnchosenSpace, may_be_other_than
 from carbonopt.spec.target_settings import TargetSettings
@@ -69,6 +70,7 @@ class StudyConfig(Settings):
     launch: Annotated[Launch, Field(discriminator="kind")] = LocalLaunch()
     track: Track = Track()
     notify: Notify | None = None  # None: nobody is sent anything
+    schedule: Schedule | None = None  # None: trials begin at once
 
     def violations(self) -> dict[str, bool]:
         sampler, goal, launch = self.search.sampler, self.search.goal, self.launch
@@ -82,6 +84,10 @@ class StudyConfig(Settings):
             "confirm.baseline repeats search.start, but there is none; give one or leave it out"
         )
         # A space that is chosen gets its start with it.
+        schedule = self.schedule
+        by_the_hour = schedule is not None and (
+            schedule.forecast is not None or self.carbon.trace is not None or bool(schedule.hours)
+        )
         has_start = bool(self.search.start) or isinstance(self.search.space, UnchosenSpace)
         return {
             no_baseline: self.confirm is not None and self.confirm.baseline and not has_start,
@@ -95,6 +101,12 @@ class StudyConfig(Settings):
                 self.budget.until is not None and (sampler, goal) != ("carbon", "recommend")
             ),
             "carbon.objective: gpu needs GPUs to count, but launch.gpus is []": uncounted,
+            "schedule waits with trials that use energy, but a replay uses none; leave it out": (
+                schedule is not None and not launch.trains
+            ),
+            "schedule needs schedule.forecast or carbon.trace for clean hours, or schedule.hours": (
+                schedule is not None and not by_the_hour
+            ),
         }
 
     @property
@@ -169,8 +181,8 @@ class StudyConfig(Settings):
         """Return the settings that make two study files the same study.
 
         These are all settings but the budget, the confirmation, the trackers, the messages, the
-        carbon trace, the prior studies (`search.learn_from`), and the way in which trials get their
-        devices.
+        schedule, the carbon trace, the prior studies (`search.learn_from`), and the way in which
+        trials get their devices.
         """
         launch: dict[str, Any] = dict.fromkeys(("warm_start", "max_concurrent_trials"), True)
         if isinstance(self.launch, SlurmLaunch):
@@ -188,15 +200,18 @@ class StudyConfig(Settings):
         parts = {"carbon": {"trace": True}, "search": {"learn_from": True}, "launch": launch}
         return self.model_dump(
             mode="json",
-            exclude={"budget": True, "confirm": True, "track": True, "notify": True, **parts},
+            exclude={
+                **dict.fromkeys(("budget", "confirm", "track", "notify", "schedule"), True),
+                **parts,
+            },
         )
 
     @property
     def may_change(self) -> str:
         """The keys, in words, that may change once the study has begun: those not in `identity`."""
         keys = (
-            "budget, confirm, track, notify, carbon.trace, search.learn_from, launch.warm_start and"
-            " launch.max_concurrent_trials"
+            "budget, confirm, track, notify, schedule, carbon.trace, search.learn_from,"
+            " launch.warm_start and launch.max_concurrent_trials"
         )
         if isinstance(self.launch, SlurmLaunch):
             return f"{keys}, and what launch asks of Slurm except nodes, GPUs and ranks,"

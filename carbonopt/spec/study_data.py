@@ -3,7 +3,7 @@
 Analysis and reports can be made from these alone, on any machine.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -116,6 +116,29 @@ class InputFile(Frozen):
     sha256: str | None = None  # None: the file has not been read yet
 
 
+class Wait(Frozen):
+    """A wait for cleaner or allowed hours, in which nothing of a trial ran."""
+
+    started_at: str  # ISO 8601, UTC
+    duration_s: Finite
+    energy_kwh: Finite  # energy of the idle devices and of the study's processes meanwhile
+    expected_saving: float  # share of the emissions that it was expected to save
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        begin = datetime.fromisoformat(self.started_at)
+        return begin, begin + timedelta(seconds=self.duration_s)
+
+
+class PlannedStart(Frozen):
+    """The start that a waiting study has planned."""
+
+    at: str  # ISO 8601, UTC
+    finish_by: str  # ISO 8601
+    expected_saving: float  # share of the emissions, against a start when the wait began
+    rule: str  # where the expected intensities come from, in words; empty: only hours are given
+
+
 class SessionLedger(Frozen):
     """The energy that one worker of a call spent beside its trials, in kWh without PUE."""
 
@@ -139,6 +162,19 @@ class SessionLedger(Frozen):
     gap_gpu_kwh: float | None = None
     outer_gpu_kwh: float | None = None
     idle: tuple[IdlePower, ...] = ()  # idle power of each GPU, before the call's first trial
+    # waits for the hours of the schedule; their energy is part of `gap_kwh`
+    waits: tuple[Wait, ...] = ()
+
+    @property
+    def working_spans(self) -> Iterator[tuple[datetime, datetime]]:
+        """Yield the spans in which the session did not wait for the hours of the schedule."""
+        begin = datetime.fromisoformat(self.started_at)
+        end = begin + timedelta(seconds=self.duration_s)
+        for wait in self.waits:
+            waits, goes_on = wait.span
+            yield begin, max(begin, waits)
+            begin = max(begin, goes_on)
+        yield begin, max(begin, end)
 
     @property
     def own_outer_kwh(self) -> float | None:
@@ -149,15 +185,13 @@ class SessionLedger(Frozen):
 def wall_clock_s(sessions: Iterable[SessionLedger], until: datetime | None = None) -> float:
     """Return for how many seconds at least one of these sessions worked.
 
-    Time in which several sessions worked at once counts once.
+    Time in which several sessions worked at once counts once. Waits for the hours of a schedule
+    don't count.
 
     Args:
         until: time after this moment doesn't count.
     """
-    spans = []
-    for session in sessions:
-        begin = datetime.fromisoformat(session.started_at)
-        spans.append((begin, begin + timedelta(seconds=session.duration_s)))
+    spans = [span for session in sessions for span in session.working_spans]
     total, reached = timedelta(0), None
     for begin, end in sorted(spans):
         begin, end = (moment if until is None else min(moment, until) for moment in (begin, end))
@@ -205,6 +239,8 @@ class StudyData(Frozen):
     trace: CarbonTrace | None = None
     # as the first trial found them; None: a study that didn't note them
     inputs: tuple[InputFile, ...] | None = None
+    # the start that the study waits for; None: it does not wait
+    planned_start: PlannedStart | None = None
     ended: str | None = None  # why the study ended, in words; None: it has not ended
     ended_by_budget: bool = False  # whether its budget, in trials, time, energy or emissions, did
 

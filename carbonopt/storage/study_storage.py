@@ -26,7 +26,14 @@ from carbonopt.core.quality import Target
 from carbonopt.core.refusals import first_error
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.spec.study_data import CarbonTrace, InputFile, Provenance, SessionLedger, StudyData
+from carbonopt.spec.study_data import (
+    CarbonTrace,
+    InputFile,
+    PlannedStart,
+    Provenance,
+    SessionLedger,
+    StudyData,
+)
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage import workers
 from carbonopt.storage.folder import is_locked
@@ -188,6 +195,12 @@ class StudyStorage:
         """
         self.study.set_user_attr("trace", None if trace is None else trace.model_dump_json())
 
+    def set_planned_start(self, plan: PlannedStart | None) -> None:
+        """Store the start that the study waits for; None: it no longer waits."""
+        self.study.set_user_attr(
+            "planned start", None if plan is None else plan.model_dump(mode="json")
+        )
+
     def set_ended(self, why: str | None, *, by_budget: bool = False) -> None:
         """Store why the study ended, in words (None: it goes on), and whether its budget did."""
         self.study.set_user_attr("ended by budget", by_budget)
@@ -231,6 +244,7 @@ class StudyStorage:
                 prepared=None if prepared is None else Prepared(**prepared),
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
                 inputs=None if inputs is None else _input_files(inputs),
+                planned_start=attributes.get("planned start"),
                 ended=attributes.get("ended"),
                 ended_by_budget=attributes.get("ended by budget", False),
             )

@@ -4,13 +4,16 @@ A session is one worker's part of a call of `carbonopt run`; a call with several
 """
 
 import time
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import now_utc
 from carbonopt.engines.engine import Engine
-from carbonopt.spec.study_data import SessionLedger
+from carbonopt.spec.study_data import SessionLedger, StudyData, Wait
 from carbonopt.storage.study_storage import StudyStorage
+from carbonopt.study.start_schedule import remaining_time
 from carbonopt.study.study_checks import CheckedStudy
 
 
@@ -26,6 +29,8 @@ class SessionAccount:
         self._ledger = SessionLedger(
             started_at=now_utc(), worker=worker, machine_share=engine.machine_share
         )
+        self._ended_waits: tuple[Wait, ...] = ()
+        self._wait: _OpenWait | None = None  # the wait that goes on
 
     @property
     def started_at(self) -> str:
@@ -42,6 +47,7 @@ class SessionAccount:
         readings = {"prepare": parts[Phase.PREPARE], "gap": parts[Phase.GAP], "outer": outer}
         update: dict[str, Any] = {
             "duration_s": self.duration_s,
+            "waits": self._waits(parts[Phase.GAP].total_kwh),
             "other_kwh": parts[Phase.OTHER].total_kwh,
             "slurm_kwh": outer.slurm_kwh,
             "codecarbon_cpu_kwh": outer.codecarbon_cpu_kwh,
@@ -52,6 +58,58 @@ class SessionAccount:
             update[f"{name}_gpu_kwh"] = reading.gpu_kwh
         self._ledger = self._ledger.model_copy(update=update)
         storage.set_session(self._ledger)
+
+    @property
+    def waits(self) -> bool:
+        return self._wait is not None
+
+    @property
+    def waited_s(self) -> float:
+        """How long this session has waited for the hours of its schedule."""
+        waited_s = sum(wait.duration_s for wait in self._ended_waits)
+        return waited_s + (0.0 if self._wait is None else time.monotonic() - self._wait.began_s)
+
+    def begin_wait(self, storage: StudyStorage, expected_saving: float) -> None:
+        """Begin a wait for the hours of the schedule, unless one goes on already."""
+        if self._wait is None:
+            self.store(storage)
+            before_kwh = self._ledger.gap_kwh
+            self._wait = _OpenWait(now_utc(), time.monotonic(), before_kwh, expected_saving)
+
+    def end_wait(self, storage: StudyStorage) -> None:
+        if self._wait is not None:
+            self.store(storage)
+            self._wait, self._ended_waits = None, self._ledger.waits
+
+    def _waits(self, gap_kwh: float) -> tuple[Wait, ...]:
+        if self._wait is None:
+            return self._ended_waits
+        return *self._ended_waits, self._wait.until_now(gap_kwh)
+
+
+@dataclass(frozen=True)
+class _OpenWait:
+    """A wait that goes on.
+
+    Args:
+        started_at: when it began; ISO 8601, UTC.
+        began_s: the same by the monotonic clock.
+        before_kwh: the session's energy of phase GAP until then.
+        expected_saving: the share of the emissions that it was expected to save then.
+    """
+
+    started_at: str
+    began_s: float
+    before_kwh: float
+    expected_saving: float
+
+    def until_now(self, gap_kwh: float) -> Wait:
+        return Wait(
+            started_at=self.started_at,
+            duration_s=time.monotonic() - self.began_s,
+            energy_kwh=gap_kwh - self.before_kwh,
+            expected_saving=self.expected_saving,
+        )
 
 
 class StudyBudget:
@@ -74,10 +132,27 @@ class StudyBudget:
         budget = self._checked.config.budget
         return budget.energy_kwh is not None or budget.emissions_kg_co2e is not None
 
+    @property
+    def used_hours(self) -> float:
+        """The hours in which the study has worked; waiting for its schedule's hours is no work."""
+        return self._hours_before + (self._account.duration_s - self._account.waited_s) / 3600
+
+    def remaining(self, data: StudyData, workers: int) -> timedelta | None:
+        """Estimate how long the rest of the study takes (see `remaining_time`)."""
+        energy_kwh = data.spent_kwh()
+        return remaining_time(
+            self._checked.config,
+            data,
+            self.used_hours,
+            energy_kwh,
+            self._checked.emissions_kg_co2e(energy_kwh),
+            workers,
+        )
+
     def limit_reached(self, energy_kwh: float) -> str | None:
         """Return which limit a study that has used this energy has reached, in words."""
         budget = self._checked.config.budget
-        hours = self._hours_before + self._account.duration_s / 3600
+        hours = self.used_hours
         emissions = self._checked.emissions_kg_co2e(energy_kwh)
         for unit, limit, used in (
             ("hours", budget.hours, hours),

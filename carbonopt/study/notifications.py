@@ -21,6 +21,7 @@ from carbonopt.core.files import read_text
 from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
 from carbonopt.spec.notify_settings import Notify, NotifyEvent
 from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import PlannedStart
 from carbonopt.spec.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class Notifications:
         if self._is("stalled", record):
             why = "" if record.failure is None else f": {record.failure.sentence}"
             self.send("stalled", f"Trial {record.trial} was stopped{why}.")
+
+    def waiting(self, start: PlannedStart) -> None:
+        """Send the message of a wait for the hours of the schedule."""
+        saves = f", to save about {100 * start.expected_saving:.0f} % of the emissions"
+        self.send("waiting", f"The study waits until {start.at}{saves * bool(start.rule)}.")
 
     def send(self, event: NotifyEvent, text: str, picture: Path | None = None) -> None:
         """Send the message of an event, if the study file asks for it and it was not sent yet."""

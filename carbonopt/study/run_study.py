@@ -29,6 +29,7 @@ from carbonopt.study.resume import (
     recorded_inputs,
 )
 from carbonopt.study.session import Session
+from carbonopt.study.start_schedule import check_schedule, now_in_utc
 from carbonopt.study.trial_loop import LOOK_AGAIN_S, TrialLoop
 
 _END_TOGETHER_S = 10.0  # longest wait after the last trial for the other workers' last reading
@@ -73,6 +74,8 @@ def run_study(session: Session) -> StudyData:
         stored, session = load_stored(database, session)
         if stored is not None and (done := already_done(stored, session)) is not None:
             return done
+        if stored is None:
+            check_schedule(session.checked, now_in_utc())
         inputs = recorded_inputs(inputs, stored, session)
         session.on_begin()
         if not waits_for_leader:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from carbonopt.core.trial import TrialRecord
 from carbonopt.engines.engine import EngineObserver, MeterProvider
-from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.study_data import PlannedStart, StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.local_workers import LocalWorker, LocalWorkers
@@ -28,6 +28,7 @@ class StudyDisplay(TrialObserver, EngineObserver, Protocol):
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
     def study_started(self, data: StudyData, hours_before: float) -> None: ...
+    def waiting(self, start: PlannedStart) -> None: ...
     def probe_started(self, spec: TrialSpec) -> None: ...
     def probe_ended(self, record: TrialRecord) -> None: ...
 

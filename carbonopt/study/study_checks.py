@@ -18,7 +18,7 @@ from carbonopt.space.auto_space import advised, choose
 from carbonopt.space.search_space import SearchSpace, lowest
 from carbonopt.spec.auto_facts import AutoSpace, Facts, known_facts
 from carbonopt.spec.prepared_folder import PreparedFolder
-from carbonopt.spec.space_settings import UnchosenSpace
+from carbonopt.spec.space_settings import Space, UnchosenSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import CarbonTrace, Intensity
 from carbonopt.spec.trial_spec import Prepared
@@ -27,7 +27,7 @@ from carbonopt.storage.pipeline_storage import read_study
 from carbonopt.study.input_files import input_files, workload_fingerprint
 from carbonopt.study.notifications import addresses
 from carbonopt.train.data.rows import check_columns
-from carbonopt.train.tasks.task import task_for
+from carbonopt.train.tasks.task import Task, task_for
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class CheckedStudy:
     intensity: Intensity
     start: dict[str, Scalar] | None
     trace: CarbonTrace | None
+    # intensities that the schedule goes by, or why they can't be read; None: it goes by none
+    forecast: CarbonTrace | BadInput | None
     engine: Engine  # can be used for one run
     earlier: tuple[list[FrozenTrial], ...] = ()  # trials of the prior studies in search.learn_from
     # The chosen space with `space: auto`, as far as it is known before the preparation.
@@ -153,17 +155,10 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
     notes: tuple[str, ...] = ()
     tells_steps = True
     if task is not None and config.launch.trains:
-        task.check(dimensions, config.launch)
-        if task.workload.dataset is not None:
-            check_columns(task.workload.dataset)
+        _check_task(task, dimensions, config)
         notes, tells_steps = task.notes(dimensions, config.quality), task.tells_steps
-        if config.confirm is not None and not task.takes_seed:
-            must = (
-                "confirm runs a configuration again with other seeds: workload.command must have"
-                " {seed}"
-            )
-            raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
+    forecast = _forecast(config, trace)
     folders = config.search.learn_from
     if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise BadInput(
@@ -172,8 +167,45 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
     earlier = tuple(earlier_trials(folder, config) for folder in folders)
     intensity = reference_intensity(config.carbon)
     return CheckedStudy(
-        config, space, intensity, start, trace, engine, earlier, auto, facts, notes, tells_steps
+        config,
+        space,
+        intensity,
+        start,
+        trace,
+        forecast,
+        engine,
+        earlier,
+        auto,
+        facts,
+        notes,
+        tells_steps,
     )
+
+
+def _check_task(task: Task, dimensions: Space, config: StudyConfig) -> None:
+    task.check(dimensions, config.launch)
+    if task.workload.dataset is not None:
+        check_columns(task.workload.dataset)
+    if config.confirm is not None and not task.takes_seed:
+        must = (
+            "confirm runs a configuration again with other seeds: workload.command must have {seed}"
+        )
+        raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
+
+
+def _forecast(config: StudyConfig, trace: CarbonTrace | None) -> CarbonTrace | BadInput | None:
+    """Return the intensities that the schedule goes by.
+
+    Where the file can't be read, this is the error: a study that has begun goes on without it.
+    """
+    if config.schedule is None:
+        return None
+    if config.schedule.forecast is None:
+        return trace
+    try:
+        return read_trace(Path(config.schedule.forecast), "schedule.forecast")
+    except BadInput as error:
+        return error
 
 
 def earlier_trials(folder: str, config: StudyConfig) -> list[FrozenTrial]:

@@ -363,7 +363,8 @@ PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     **dict.fromkeys((("workload", "dataset", "database"), ("workload", "folder")), _absolute),
     ("workload", "config_template"): _with_text,
     ("notify", "config"): _absolute,
-    **dict.fromkeys((("launch", "table"), ("launch", "hostfile"), ("carbon", "trace")), _absolute),
+    **dict.fromkeys((("launch", "table"), ("launch", "hostfile")), _absolute),
+    **dict.fromkeys((("carbon", "trace"), ("schedule", "forecast")), _absolute),
 }
 
 

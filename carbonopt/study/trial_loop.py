@@ -22,7 +22,7 @@ from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.spec.study_data import InputFile, StudyData, wall_clock_s
+from carbonopt.spec.study_data import InputFile, PlannedStart, StudyData, wall_clock_s
 from carbonopt.spec.trial_spec import Prepared, TrialSpec
 from carbonopt.storage.study_storage import (
     REPEAT_OF,
@@ -38,6 +38,7 @@ from carbonopt.study.outputs import remove_outputs
 from carbonopt.study.repeats import all_trials_run_text, next_repeat, with_confirmation
 from carbonopt.study.resume import may_write
 from carbonopt.study.session import Session
+from carbonopt.study.start_schedule import StartSchedule, now_in_utc
 from carbonopt.study.trial_runner import TrialRunner, interruption
 from carbonopt.study.trial_watch import begun_record
 from carbonopt.train.tasks.task import task_for
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 # Seconds of steps in a probe. The GPUs' counters tick every 0.1 s; the uncertainty of their energy
 # (tick × power ÷ √6, see docs/measuring.md) is then 2 %.
 PROBE_S = 2.0
+PLAN_AGAIN_S = 60.0  # interval for planning a waiting study's start again
 LOOK_AGAIN_S = 0.2  # interval for checking whether other workers have finished
 
 
@@ -84,8 +86,13 @@ class TrialLoop:
             self.checked.advised(self.prepared),
         )
         now = datetime.fromisoformat(self.account.started_at)
-        self.hours_before = wall_clock_s(self.storage.read().sessions, until=now) / 3600
+        data = self.storage.read()
+        self.hours_before = wall_clock_s(data.sessions, until=now) / 3600
         self.budget = StudyBudget(self.checked, self.account, self.hours_before)
+        calls = [self.account.started_at, *(session.started_at for session in data.sessions)]
+        self.schedule = StartSchedule(
+            self.checked, datetime.fromisoformat(min(calls)), self.display.warn
+        )
         self.runner = TrialRunner(self.session, self.storage, self.lease, self.account, self.budget)
 
     def run(self, inputs: tuple[InputFile, ...]) -> None:
@@ -207,10 +214,46 @@ class TrialLoop:
             plan = self._plan(seen)
         elif not self._may_begin(seen):
             return self._wait
+        if (start := self._planned_start(seen.data)) is not None:
+            return partial(self._await_start, start)
         if plan.probe is not None:
             return self._begin_probe(plan.probe, PROBE_S, seen)
         storage.study.sampler = plan.sampler
         return self._begin_trial(storage.study.ask(self.strategy.distributions), seen, plan)
+
+    def _planned_start(self, data: StudyData) -> PlannedStart | None:
+        """Return the start that the schedule asks to wait for; None: the next trial begins now.
+
+        A Slurm job begins when its study is due. Inside it nothing waits, which would hold GPUs.
+        """
+        if self.config.schedule is None or self.config.launch.kind == "slurm":
+            return None
+        waits = self.account.waits or data.planned_start is not None
+        remaining = self.budget.remaining(data, len(self.lease.living))
+        start = self.schedule.next_start(data, remaining, now_in_utc(), waits=waits)
+        if start != data.planned_start:
+            self.storage.set_planned_start(start)
+        if start is None:
+            self.account.end_wait(self.storage)
+        return start
+
+    def _await_start(self, start: PlannedStart) -> None:
+        """Wait for a planned start, but not for long: it is planned again then.
+
+        Nothing runs meanwhile, and no process of a next trial holds a GPU.
+        """
+        if not self.account.waits:
+            self.engine.drop_next()
+            self.display.waiting(start)
+            if self.session.notifications is not None:
+                self.session.notifications.waiting(start)
+        self.account.begin_wait(self.storage, start.expected_saving)
+        look_again = time.monotonic() + PLAN_AGAIN_S
+        while time.monotonic() < look_again and now_in_utc() < datetime.fromisoformat(start.at):
+            self._raise_if_interrupted()
+            self.lease.renew()
+            time.sleep(LOOK_AGAIN_S / 10)
+        self.account.store(self.storage)
 
     def _plan(self, seen: Snapshot) -> "TrialPlan":
         return self.strategy.plan(seen.trials, seen.next_number(), seen.data.probes)

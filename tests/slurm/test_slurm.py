@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -375,6 +376,33 @@ def test_a_follower_leaves_its_job_running(
     assert cluster.state(job) == "RUNNING"
     cluster.asked("scancel", job)
     wait_for(lambda: cluster.state(job) == "CANCELLED")
+
+
+@pytest.mark.slow
+def test_a_job_that_waits_for_its_hours_and_is_cancelled_has_not_succeeded(
+    cluster: Cluster, job_study: dict, write_study, tmp_path: Path
+) -> None:
+    """An earlier call's exit code says nothing of it."""
+    opens = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(hours=1)
+    job_study["schedule"] = {
+        "finish_by": "+20h",
+        "hours": [f"{opens:%H:%M}-{opens + timedelta(hours=3):%H:%M}"],
+        "time_zone": "UTC",
+    }
+    study, folder = write_study(job_study), tmp_path / "out"
+    paths = StudyPaths(folder)
+    paths.slurm.mkdir(parents=True)
+    (paths.slurm / "exit-code-0.json").write_text("0")
+    following = command(cluster, study, folder)
+    wait_for(lambda: paths.slurm_jobs.exists())
+    job = job_of(folder)
+    wait_for(lambda: cluster.asked("squeue", "-h", "-j", job, "-o", "%r") == "BeginTime")
+    begins = datetime.fromisoformat(cluster.asked("squeue", "-h", "-j", job, "-o", "%S"))
+    assert abs(begins.astimezone(UTC) - opens) < timedelta(seconds=30)
+    cluster.asked("scancel", job)
+    said, _ = following.communicate(timeout=60)
+    assert following.returncode == 1, said
+    assert job in said and not paths.storage.exists()
 
 
 def test_without_slurm_a_study_of_jobs_is_refused(

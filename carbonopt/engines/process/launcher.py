@@ -265,7 +265,7 @@ class ProcessLauncher:
             self._lines_folder.cleanup()
 
     def _end_fork_server(self) -> None:
-        self._drop_next()
+        self.drop_next()
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
@@ -284,9 +284,9 @@ class ProcessLauncher:
         if self._fork_server is not None:
             with self._cold_if_it_cannot_fork():
                 if self._next is not None and self._next.has_died:
-                    self._drop_next()
+                    self.drop_next()
                 if self._next is not None and not ranks.may_be(self._next_ranks):
-                    self._drop_next()
+                    self.drop_next()
                 trial, self._next = self._next or self._prelaunch(self._fork_server, ranks), None
                 trial.begin(spec.model_dump_json(), log)
                 return trial
@@ -351,7 +351,8 @@ class ProcessLauncher:
         own, log, speaks = self._environments(ranks), next(self._prelaunch_logs), ranks.first == 0
         return ForkedWork(fork_server, own, log, invites=self._is_script, speaks=speaks)
 
-    def _drop_next(self) -> None:
+    def drop_next(self) -> None:
+        """End the next trial's processes, if there are any."""
         if self._next is not None:
             self._next.end()
             self._next = None

@@ -1,5 +1,6 @@
 """The effect of the number of GPUs on time and energy."""
 
+from carbonopt.analysis.scaling import Scaling
 from carbonopt.core import format as fmt
 from carbonopt.report.caveats import trials_text
 from carbonopt.report.document import Section, num, table
@@ -51,6 +52,16 @@ def section(study: StudyView) -> Section | None:
         num("Speed-up", "speed_up", shown=lambda row: f"{row.speed_up:.2f} ×"),
         num("Energy ratio", "energy_ratio", shown=lambda row: f"{row.energy_ratio:.2f} ×"),
     ]
+    first = effect.rows[0].world_size
+    caption = (
+        f"The cheapest run that met the target, by the number of {unit}; speed-up and energy"
+        f" against {first}"
+    )
+    made = table("scaling", caption, effect.rows, columns, note=_note(effect, unit))
+    return Section(key="scaling", title=f"How many {unit}", blocks=(made,))
+
+
+def _note(effect: Scaling, unit: str) -> str:
     fastest = next(row for row in effect.rows if row.world_size == effect.fastest)
     least = next(row for row in effect.rows if row.world_size == effect.least_energy)
     note = f"Least energy with {effect.least_energy}, least time with {effect.fastest}"
@@ -65,10 +76,4 @@ def section(study: StudyView) -> Section | None:
             f". Other work slowed {trials_text(slowed)}: alone, another number of {unit} may be the"
             " best"
         )
-    first = effect.rows[0].world_size
-    caption = (
-        f"The cheapest run that met the target, by the number of {unit}; speed-up and energy"
-        f" against {first}"
-    )
-    made = table("scaling", caption, effect.rows, columns, note=f"{note}.")
-    return Section(key="scaling", title=f"How many {unit}", blocks=(made,))
+    return f"{note}."

@@ -1,0 +1,103 @@
+"""What a study's waits for the hours of its schedule cost and saved.
+
+The saving is that of the trials' energy: each trial's, at the intensity of the hours in which it
+ran, against the same trials without the waits before them. The search never sees either.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from carbonopt.analysis.hourly import Hours
+from carbonopt.core.trial import TrialRecord
+from carbonopt.core.values import Frozen
+from carbonopt.spec.study_data import StudyData, Wait
+
+
+class Waiting(Frozen):
+    """The waits of all sessions together."""
+
+    waits: int
+    waited_s: float
+    idle_kwh: float  # energy of the idle devices and the study's processes while it waited
+    idle_kg_co2e: float  # PUE included
+    first_start: str | None  # start of the first trial; ISO 8601, UTC; None: none has begun
+    expected_saving: float  # share of the emissions, when the first wait began
+    # share that was saved by the trace's own hours; None: it does not cover them
+    realised_saving: float | None
+    # the same with the idle energy as a cost
+    realised_net_saving: float | None
+
+
+def waiting(data: StudyData) -> Waiting | None:
+    """Return the cost and the saving of the waits; None: the study never waited."""
+    waits = sorted(
+        (wait for session in data.sessions for wait in session.waits),
+        key=lambda wait: wait.started_at,
+    )
+    if not waits:
+        return None
+    idle_kwh = sum(wait.energy_kwh for wait in waits)
+    starts = [record.started_at for record in data.records if record.started_at is not None]
+    gross, net = _realised(data, waits)
+    return Waiting(
+        waits=len(waits),
+        waited_s=_together_s(waits),
+        idle_kwh=idle_kwh,
+        idle_kg_co2e=data.emissions_kg_co2e(idle_kwh),
+        first_start=min(starts, default=None),
+        expected_saving=waits[0].expected_saving,
+        realised_saving=gross,
+        realised_net_saving=net,
+    )
+
+
+def _together_s(waits: Iterable[Wait], until: datetime | None = None) -> float:
+    """Return how long at least one worker waited, until a moment if one is given."""
+    total, reached = timedelta(0), None
+    for wait in waits:
+        begin, end = wait.span
+        if until is not None:
+            begin, end = min(begin, until), min(end, until)
+        reached = begin if reached is None else reached
+        total += max(end - max(begin, reached), timedelta(0))
+        reached = max(end, reached)
+    return total.total_seconds()
+
+
+def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float | None]:
+    """Return the saving of the trials' emissions, without and with the waits' own."""
+    if data.trace is None:
+        return None, None
+    hours = Hours(data.trace)
+    ran = [record for record in data.records if record.energy_kwh and record.duration_s]
+    emitted, instead, waited = 0.0, 0.0, 0.0
+    for record in ran:
+        rates = _rates(record, hours, _together_s(waits, until=_start(record)))
+        if None in rates:
+            return None, None
+        assert record.energy_kwh is not None
+        then, without = rates
+        assert then is not None and without is not None
+        emitted += record.energy_kwh.total * then
+        instead += record.energy_kwh.total * without
+    for wait in waits:
+        rate = hours.mean_of(*wait.span)
+        if rate is None:
+            return None, None
+        waited += wait.energy_kwh * rate
+    if not instead:
+        return None, None
+    return 1 - emitted / instead, 1 - (emitted + waited) / instead
+
+
+def _start(record: TrialRecord) -> datetime:
+    assert record.started_at is not None
+    return datetime.fromisoformat(record.started_at)
+
+
+def _rates(record: TrialRecord, hours: Hours, waited_s: float) -> tuple[float | None, float | None]:
+    """Return the mean intensities of a trial's hours, and of those without the waits before it."""
+    assert record.duration_s is not None
+    start, lasts = _start(record), timedelta(seconds=record.duration_s.total)
+    earlier = start - timedelta(seconds=waited_s)
+    return hours.mean_of(start, start + lasts), hours.mean_of(earlier, earlier + lasts)

@@ -1,0 +1,196 @@
+"""When a study should begin or go on: the cleanest time that still meets its deadline.
+
+The study is planned as one block of work, which the windows of the day may interrupt. How long it
+lasts is uncertain, mostly in one direction: a study often ends before its budget is used up. So a
+start is judged by the mean intensity over the first half, the first three quarters and the whole of
+the expected duration, while the deadline is held for the whole of it. reports/schedule.md compares
+this with a plan of the whole block alone.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from statistics import fmean
+from zoneinfo import ZoneInfo
+
+from carbonopt.core.errors import BadInput
+from carbonopt.spec.schedule_settings import Schedule, readings
+
+_SHARES = (0.5, 0.75, 1.0)
+_HOUR = timedelta(hours=1)
+_ROUNDING_S = 1e-6
+
+Window = tuple[datetime, datetime]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A planned start.
+
+    Args:
+        at: when to begin, in UTC.
+        saving: the share of the emissions that is expected to be saved against an immediate start.
+        in_time: whether the work is expected to end by the deadline.
+    """
+
+    at: datetime
+    saving: float = 0.0
+    in_time: bool = True
+
+
+def daily_windows(schedule: Schedule, begin: datetime, end: datetime) -> tuple[Window, ...]:
+    """Return the windows between two times in which trials may begin, merged and in order.
+
+    Without `schedule.hours` this is the whole time.
+
+    Raises:
+        BadInput: if a window begins or ends at a local time that does not exist, or exists twice,
+            because the clocks are changed on that day.
+    """
+    if not schedule.hours:
+        return ((begin, end),)
+    assert schedule.time_zone is not None
+    zone = ZoneInfo(schedule.time_zone)
+    first, last = (time.astimezone(zone).date() for time in (begin, end))
+    days = [first + timedelta(days=n) for n in range(-1, (last - first).days + 1)]
+    spans = [_on(day, text, zone) for day in days for text in schedule.hours]
+    within = sorted((max(b, begin), min(e, end)) for b, e in spans if b < end and e > begin)
+    merged: list[Window] = []
+    for span in within:
+        if merged and span[0] <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], span[1])
+        else:
+            merged.append(span)
+    return tuple(merged)
+
+
+def _on(day: date, window: str, zone: ZoneInfo) -> Window:
+    begins, ends = window.split("-")
+    next_day = day if begins < ends else day + timedelta(days=1)
+    return _instant(day, begins, window, zone), _instant(next_day, ends, window, zone)
+
+
+def _instant(day: date, clock: str, window: str, zone: ZoneInfo) -> datetime:
+    local = datetime.fromisoformat(f"{day.isoformat()}T{clock}")
+    meanings = readings(local, zone)
+    if len(meanings) > 1:
+        both = " or ".join(
+            reading.astimezone(UTC).isoformat(timespec="minutes") for reading in meanings
+        )
+        raise BadInput(
+            f"schedule.hours: the clocks of {zone.key} are changed on {day.isoformat()}, so that"
+            f" {clock} of {window} is {both}; give another time of that window."
+        )
+    return meanings[0].astimezone(UTC)
+
+
+def next_start(
+    now: datetime,
+    expected: Callable[[int], float | None],
+    remaining: timedelta,
+    finish_by: datetime,
+    hours: Sequence[Window] = (),
+    *,
+    at_least_saving: float = 0.0,
+) -> Start:
+    """Return when to begin or go on with work that takes so long.
+
+    Args:
+        now: the time, with its offset.
+        expected: returns the expected intensity of an hour, counted from 1970; None: not known.
+        remaining: how long the work takes, at most.
+        finish_by: when it has to have ended.
+        hours: windows in which it may run, in order, as of `daily_windows`; empty: always.
+        at_least_saving: the smallest share of the emissions for which it waits.
+
+    Returns:
+        The earliest of the starts with the least expected emissions. The earliest start that is
+        allowed, if waiting is not expected to save enough, or the work can't end in time.
+    """
+    now, finish_by = now.astimezone(UTC), finish_by.astimezone(UTC)
+    windows = tuple(hours) or ((now, max(finish_by, now)),)
+    work = _AllowedTime(now, windows, expected)
+    if not work.total_s:
+        return Start(now, in_time=False)
+    earliest, needed_s = work.begin_at(0.0), remaining.total_seconds()
+    slack_s = work.total_s - needed_s
+    if slack_s < 0 or needed_s <= 0:
+        return Start(earliest, in_time=slack_s >= 0)
+    best_s = min(work.starts(needed_s), key=lambda start_s: (work.mean(start_s, needed_s), start_s))
+    immediate, best = work.mean(0.0, needed_s), work.mean(best_s, needed_s)
+    saving = 1 - best / immediate if immediate > 0 else 0.0
+    if best_s <= 0 or saving <= 0 or saving < at_least_saving:
+        return Start(earliest)
+    return Start(work.begin_at(best_s), saving)
+
+
+class _AllowedTime:
+    """The time in which work may be done, as one line of seconds without the hours between windows.
+
+    Args:
+        now: the beginning.
+        windows: the windows, in order.
+        expected: the intensity by hour. Hours that are not known count with the mean of the others.
+    """
+
+    def __init__(
+        self, now: datetime, windows: Iterable[Window], expected: Callable[[int], float | None]
+    ) -> None:
+        pieces = [piece for window in windows for piece in _by_hour(now, window)]
+        rates = [expected(int(begin.timestamp() // 3600)) for begin, _ in pieces]
+        usual = fmean([rate for rate in rates if rate is not None] or [0.0])
+        self._begins = [begin for begin, _ in pieces]
+        # Seconds of work, and of work × intensity, until each piece begins and the last one ends.
+        self._work_s, self._weighted = [0.0], [0.0]
+        for (begin, end), rate in zip(pieces, rates, strict=True):
+            seconds = (end - begin).total_seconds()
+            self._work_s.append(self._work_s[-1] + seconds)
+            self._weighted.append(self._weighted[-1] + seconds * (usual if rate is None else rate))
+
+    @property
+    def total_s(self) -> float:
+        return self._work_s[-1]
+
+    def begin_at(self, work_s: float) -> datetime:
+        """Return when work begins that so many seconds of possible work precede."""
+        at = self._piece(work_s)
+        return self._begins[at] + timedelta(seconds=work_s - self._work_s[at])
+
+    def starts(self, needed_s: float) -> list[float]:
+        """Return the starts among which the best one is: where hours begin or would end."""
+        last = self.total_s - needed_s
+        ends = [at - share * needed_s for share in _SHARES for at in self._work_s]
+        return sorted({start for start in (0.0, last, *self._work_s, *ends) if 0 <= start <= last})
+
+    def mean(self, start_s: float, needed_s: float) -> float:
+        """Return the expected intensity of the work, over its possible durations."""
+        return fmean(
+            (self._until(start_s + share * needed_s) - self._until(start_s)) / (share * needed_s)
+            for share in _SHARES
+        )
+
+    def _until(self, work_s: float) -> float:
+        at = self._piece(work_s)
+        begin, end = self._work_s[at], self._work_s[at + 1]
+        part = (work_s - begin) / (end - begin)
+        return self._weighted[at] + part * (self._weighted[at + 1] - self._weighted[at])
+
+    def _piece(self, work_s: float) -> int:
+        """Return the piece in which a second of work lies; its first one belongs to it."""
+        at = bisect_left(self._work_s, work_s + _ROUNDING_S) - 1
+        return min(max(at, 0), len(self._begins) - 1)
+
+
+def _by_hour(now: datetime, window: Window) -> list[Window]:
+    """Divide what is left of a window at full hours."""
+    begin, end = max(window[0], now), window[1]
+    if begin >= end:
+        return []
+    full = begin.replace(minute=0, second=0, microsecond=0) + _HOUR
+    edges = [begin]
+    while full < end:
+        edges.append(full)
+        full += _HOUR
+    return list(pairwise([*edges, end]))

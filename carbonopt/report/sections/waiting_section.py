@@ -1,0 +1,39 @@
+"""The waits for the hours of the study's schedule: what they cost and what they saved."""
+
+from carbonopt.core import format as fmt
+from carbonopt.core.units import human_duration
+from carbonopt.report.document import Section, table, word
+from carbonopt.report.study_view import StudyView
+
+_NOT_COVERED = "not known yet: carbon.trace does not cover these hours"
+
+
+def section(study: StudyView) -> Section | None:
+    if (waited := study.waiting) is None:
+        return None
+    emissions = fmt.emissions_text(waited.idle_kg_co2e)
+    rows = [
+        ("Waits", fmt.count_text(waited.waits, "wait")),
+        ("Waited", human_duration(waited.waited_s)),
+        ("First trial began", waited.first_start or "not yet"),
+        ("Energy while it waited", f"{fmt.energy_text(waited.idle_kwh)} ({emissions})"),
+        ("Saving expected", fmt.percent_text(waited.expected_saving)),
+        ("Saving by the hours as they were", _share(waited.realised_saving)),
+        ("The same, less the energy while it waited", _share(waited.realised_net_saving)),
+    ]
+    columns = [word("Of the waits", lambda row: row[0]), word("Value", lambda row: row[1])]
+    note = (
+        "Savings are shares of the trials' emissions by the hour, against the same trials without"
+        " the waits. The emissions in all other parts of this report use one fixed intensity. The"
+        " energy while it waited is part of the study's own cost."
+    )
+    caption = "Waits for the hours of the schedule"
+    return Section(
+        key="waiting",
+        title="Waiting for cleaner hours",
+        blocks=(table("waiting", caption, rows, columns, note=note),),
+    )
+
+
+def _share(saving: float | None) -> str:
+    return _NOT_COVERED if saving is None else fmt.percent_text(saving)

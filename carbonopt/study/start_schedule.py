@@ -1,0 +1,258 @@
+"""When a study's trials may begin: its schedule, applied to what is left of the study."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from statistics import fmean
+
+from carbonopt.carbon.expected_intensity import ExpectedIntensity, expected_intensity
+from carbonopt.carbon.start_time import Start, daily_windows, next_start
+from carbonopt.core.errors import BadInput
+from carbonopt.core.format import count_text
+from carbonopt.core.trial import TrialRecord
+from carbonopt.core.units import human_duration
+from carbonopt.spec.launch_settings import SlurmLaunch
+from carbonopt.spec.schedule_settings import Schedule
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import PlannedStart, StudyData
+from carbonopt.study.study_checks import CheckedStudy
+
+_FURTHEST = timedelta(days=40)  # how far ahead the earliest possible deadline is looked for
+
+
+def now_in_utc() -> datetime:
+    return datetime.now(UTC)
+
+
+def check_schedule(checked: CheckedStudy, now: datetime) -> None:
+    """Check that a study which begins now can keep its schedule.
+
+    Raises:
+        BadInput: if the deadline has passed or comes too soon for `budget.hours`, with the earliest
+            one that is possible; if the windows can't be told on a day when clocks change; or if
+            the file of intensities can't be used.
+    """
+    schedule = checked.config.schedule
+    if schedule is None:
+        return
+    if isinstance(checked.forecast, BadInput):
+        raise checked.forecast
+    finish_by = schedule.deadline(now)
+    needed = timedelta(hours=checked.config.budget.hours or 0)
+    found = f"schedule.finish_by is {_minute(finish_by)}"
+    if finish_by <= now or _allowed(schedule, now, finish_by) < needed:
+        after = f", and budget.hours allows {human_duration(needed.total_seconds())}" * bool(needed)
+        raise BadInput(
+            f"{found}, but it is {_minute(now)}{after}; the earliest possible is"
+            f" {_minute(_earliest_end(schedule, now, needed))}."
+        )
+    if not _allowed(schedule, now, finish_by):
+        raise BadInput(f"{found}, before any of schedule.hours begins; give a later one.")
+    if checked.forecast is not None:
+        expected_intensity(checked.forecast, now, finish_by)
+
+
+def _allowed(schedule: Schedule, begin: datetime, end: datetime) -> timedelta:
+    windows = daily_windows(schedule, begin, end)
+    return sum((until - since for since, until in windows), timedelta(0))
+
+
+def _earliest_end(schedule: Schedule, now: datetime, needed: timedelta) -> datetime:
+    """Return when work of this duration ends that begins as soon as the windows allow."""
+    for begin, end in daily_windows(schedule, now, now + _FURTHEST + needed):
+        if needed <= end - begin:
+            return begin + needed
+        needed -= end - begin
+    return now + _FURTHEST + needed
+
+
+@dataclass
+class StartSchedule:
+    """Decides for a worker whether its next trial begins now.
+
+    Args:
+        checked: the study.
+        first_call: when the study was first called.
+        warn: is told, once, why the study does not wait.
+    """
+
+    checked: CheckedStudy
+    first_call: datetime
+    warn: Callable[[str], None]
+    _said: str = ""
+
+    def next_start(
+        self, data: StudyData, remaining: timedelta | None, now: datetime, *, waits: bool
+    ) -> PlannedStart | None:
+        """Return when the next trial is to begin; None: now.
+
+        Args:
+            data: the study.
+            remaining: how long the rest of the study takes; None: nothing is known of it, so that
+                a first trial has to tell.
+            now: the time.
+            waits: whether the study waits already. Then every further saving is taken.
+        """
+        schedule = self.checked.config.schedule
+        if schedule is None:
+            return None
+        finish_by = schedule.deadline(self.first_call)
+        if finish_by <= now:
+            self._say(f"schedule.finish_by, {_minute(finish_by)}, has passed: it goes on at once")
+            return None
+        try:
+            windows = daily_windows(schedule, now, finish_by)
+            expected = self._expected(now, finish_by)
+        except BadInput as error:
+            self._say(f"it goes on at once: {error}")
+            return None
+        start = self._start(data, remaining, now, finish_by, windows, expected, waits=waits)
+        if start.at <= now:
+            return None
+        return PlannedStart(
+            at=start.at.isoformat(timespec="seconds"),
+            finish_by=finish_by.isoformat(timespec="seconds"),
+            expected_saving=start.saving,
+            rule="" if expected is None else expected.rule,
+        )
+
+    def _start(
+        self,
+        data: StudyData,
+        remaining: timedelta | None,
+        now: datetime,
+        finish_by: datetime,
+        windows: tuple[tuple[datetime, datetime], ...],
+        expected: ExpectedIntensity | None,
+        *,
+        waits: bool,
+    ) -> Start:
+        schedule = self.checked.config.schedule
+        assert schedule is not None
+        trial = _mean_duration(data.records)
+        if schedule.hours and trial is not None:
+            # A trial that would go on beyond its window waits for the next one.
+            windows = tuple(
+                window for window in windows if window[1] - max(now, window[0]) >= trial
+            )
+            if not windows:
+                self._say(
+                    f"no window of schedule.hours until {_minute(finish_by)} is as long as a trial"
+                    f" ({human_duration(trial.total_seconds())}): it goes on at once"
+                )
+                return Start(now, in_time=False)
+        if expected is None or remaining is None:
+            return Start(max(now, windows[0][0]) if windows else now)
+        start = next_start(
+            now,
+            expected.at,
+            remaining,
+            finish_by,
+            windows,
+            at_least_saving=0.0 if waits else schedule.at_least_saving,
+        )
+        if not start.in_time:
+            self._say(
+                f"what is left takes about {human_duration(remaining.total_seconds())}, too long to"
+                f" end by {_minute(finish_by)}: it does not wait for cleaner hours"
+            )
+        return start
+
+    def _expected(self, now: datetime, finish_by: datetime) -> ExpectedIntensity | None:
+        if isinstance(self.checked.forecast, BadInput):
+            raise self.checked.forecast
+        if self.checked.forecast is None:
+            return None
+        return expected_intensity(self.checked.forecast, now, finish_by)
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self.warn(text)
+
+
+def first_start(
+    checked: CheckedStudy, now: datetime, warn: Callable[[str], None]
+) -> PlannedStart | None:
+    """Return when a study that is called now would begin; None: at once.
+
+    It then takes `budget.hours`; where a Slurm job runs it, no longer than the job.
+    """
+    config = checked.config
+    limits = [timedelta(hours=config.budget.hours)] if config.budget.hours is not None else []
+    if isinstance(config.launch, SlurmLaunch):
+        limits.append(timedelta(minutes=config.launch.time))
+    schedule = StartSchedule(checked, now, warn)
+    no_trials = StudyData.model_construct(records=())
+    return schedule.next_start(no_trials, min(limits, default=None), now, waits=False)
+
+
+def remaining_time(
+    config: StudyConfig,
+    data: StudyData,
+    used_hours: float,
+    used_kwh: float,
+    used_kg_co2e: float,
+    workers: int,
+) -> timedelta | None:
+    """Estimate how long the rest of a study takes at most; None: no limit tells, before any trial.
+
+    The shortest of what the budget's limits leave, at the pace of the trials so far.
+    """
+    budget, left_s = config.budget, list[float]()
+    if budget.hours is not None:
+        left_s.append(3600 * (budget.hours - used_hours))
+    trial, count = _mean_duration(data.records), len(_measured(data.records))
+    if trial is not None:
+        pace_s = trial.total_seconds() / workers
+        if budget.trials is not None:
+            left = budget.trials - sum(record.repeat_of is None for record in data.records)
+            if config.confirm is not None:
+                repeats = (1 + config.confirm.runners_up) * (config.confirm.seeds - 1)
+                left += repeats - sum(record.repeat_of is not None for record in data.records)
+            left_s.append(pace_s * left)
+        for limit, used in (
+            (budget.energy_kwh, used_kwh),
+            (budget.emissions_kg_co2e, used_kg_co2e),
+        ):
+            if limit is not None and used > 0:
+                left_s.append(pace_s * count * (limit - used) / used)
+    return timedelta(seconds=max(0.0, min(left_s))) if left_s else None
+
+
+def _measured(records: tuple[TrialRecord, ...]) -> list[float]:
+    return [record.duration_s.total for record in records if record.duration_s is not None]
+
+
+def _mean_duration(records: tuple[TrialRecord, ...]) -> timedelta | None:
+    durations = _measured(records)
+    return timedelta(seconds=fmean(durations)) if durations else None
+
+
+def schedule_text(checked: CheckedStudy, now: datetime) -> str:
+    """Describe the plan of a study that would begin now."""
+    schedule, hours = checked.config.schedule, checked.config.budget.hours
+    if schedule is None:
+        return ""
+    finish_by = schedule.deadline(now)
+    parts = [f"ends by {_minute(finish_by)}"]
+    if schedule.hours:
+        parts.append(f"runs {', '.join(schedule.hours)} ({schedule.time_zone})")
+    plan = first_start(checked, now, parts.append)
+    if plan is not None:
+        saves = f", which is expected to save {100 * plan.expected_saving:.0f} %" * bool(plan.rule)
+        parts.append(
+            f"begun now, it would wait until {_minute(datetime.fromisoformat(plan.at))}{saves}"
+        )
+    elif hours is None and checked.forecast is not None:
+        parts.append(
+            f"begins at once: how long {count_text(1, 'trial')} takes is known only then (or give"
+            " budget.hours)"
+        )
+    else:
+        parts.append("begun now, it would not wait")
+    return "; ".join(parts)
+
+
+def _minute(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="minutes")

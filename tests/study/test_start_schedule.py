@@ -1,0 +1,228 @@
+"""When a study's trials begin: its deadline and its windows, what is left of it, and real waits."""
+
+import os
+import signal
+import subprocess
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from small_studies import study, trial
+from study.test_resume import go_on, read, start, wait_for, workers
+
+from carbonopt.analysis.footprint import footprint
+from carbonopt.core.errors import BadInput
+from carbonopt.core.trial import Durations
+from carbonopt.spec.search_settings import Budget
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import CarbonTrace, SessionLedger, Wait, wall_clock_s
+from carbonopt.study.start_schedule import StartSchedule, check_schedule, remaining_time
+from carbonopt.study.study_checks import CheckedStudy, check
+from carbonopt.study.study_file import parse_study
+
+NOW = datetime(2026, 6, 3, 18, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def trace() -> CarbonTrace:
+    """28 days until NOW, clean from 02:00 to 06:00 UTC."""
+    begin = NOW - timedelta(days=28)
+    rates = tuple(100.0 if (begin + n * HOUR).hour in range(2, 6) else 400.0 for n in range(672))
+    return CarbonTrace(source="made", start=begin.isoformat(), g_co2e_per_kwh=rates)
+
+
+def checked(tiny_study: dict, forecast: CarbonTrace | None = None, **schedule) -> CheckedStudy:
+    tiny_study["budget"] = {"trials": 4, "hours": 4}
+    tiny_study["schedule"] = {"finish_by": "+24h", "hours": [], **schedule}
+    if forecast is not None:
+        tiny_study["carbon"]["trace"] = "grid.csv"
+    config = parse_study(tiny_study, "study.yaml")
+    bare = config.model_copy(
+        update={"carbon": config.carbon.model_copy(update={"trace": None}), "schedule": None}
+    )
+    made = check(bare)
+    return CheckedStudy(**{**vars(made), "config": config, "forecast": forecast})
+
+
+def planned(of: CheckedStudy, records=(), now=NOW, first_call=NOW, waits=False, hours=4.0):
+    said: list[str] = []
+    plan = StartSchedule(of, first_call, said.append).next_start(
+        study(*records), None if hours is None else hours * HOUR, now, waits=waits
+    )
+    return None if plan is None else datetime.fromisoformat(plan.at), said
+
+
+def test_the_study_waits_for_the_clean_hours_of_its_window(tiny_study: dict) -> None:
+    of = checked(tiny_study, trace())
+    assert planned(of) == (NOW + 8 * HOUR, [])
+    assert planned(of, now=NOW + 8 * HOUR) == (None, [])
+    assert planned(of, hours=None) == (None, []), "nothing is known of how long it takes"
+
+
+def test_a_deadline_counts_from_the_first_call(tiny_study: dict) -> None:
+    of = checked(tiny_study, trace(), finish_by="+10h")
+    start, said = planned(of)
+    assert start == NOW + 6 * HOUR and not said, "the latest start"
+    start, said = planned(of, first_call=NOW - 11 * HOUR)
+    assert start is None and "has passed" in said[0]
+    start, said = planned(of, hours=11)
+    assert start is None and "too long" in said[0]
+
+
+def test_outside_of_its_windows_no_trial_begins(tiny_study: dict) -> None:
+    of = checked(tiny_study, hours=["20:00-23:00"], time_zone="UTC")
+    assert planned(of)[0] == NOW + 2 * HOUR
+    assert planned(of, now=NOW + 2 * HOUR)[0] is None
+    long = {"duration_s": Durations(train=7000, setup=100, eval=100, total=7200)}
+    assert planned(of, [trial(0, 1.0, **long)], now=NOW + 3 * HOUR)[0] is None
+    # two hours of trial don't fit in the last hour: the window of the next day begins too late
+    start, said = planned(of, [trial(0, 1.0, **long)], now=NOW + 4 * HOUR)
+    assert start is None and "no window" in said[0]
+
+
+def test_a_forecast_that_is_gone_lets_a_study_go_on(tiny_study: dict) -> None:
+    of = checked(tiny_study, trace())
+    gone = CheckedStudy(**{**vars(of), "forecast": BadInput("can't read grid.csv")})
+    start, said = planned(gone)
+    assert start is None and "grid.csv" in said[0]
+    with pytest.raises(BadInput, match=r"grid\.csv"):
+        check_schedule(gone, NOW)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "earliest"),
+    [
+        ({"finish_by": "2026-06-03T17:00+00:00"}, "2026-06-03T22:00"),
+        ({"finish_by": "2026-06-03T21:59+00:00"}, "2026-06-03T22:00"),
+        (
+            {"finish_by": "+10h", "hours": ["20:00-22:00"], "time_zone": "Europe/Berlin"},
+            "2026-06-04T20:00",
+        ),
+    ],
+)
+def test_a_deadline_that_comes_too_soon_is_answered_with_the_earliest(
+    schedule: dict, earliest: str, tiny_study: dict
+) -> None:
+    of = checked(tiny_study, trace(), **schedule)
+    with pytest.raises(BadInput) as refused:
+        check_schedule(of, NOW)
+    assert f"the earliest possible is {earliest}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "found"),
+    [
+        ({"finish_by": "2026-06-04T09:00"}, "2026-06-04T09:00"),
+        ({"finish_by": "24h"}, "24h"),
+        ({"finish_by": "+0h"}, r"\+0h"),
+        ({"finish_by": "+24h", "hours": ["18-9"], "time_zone": "UTC"}, "18-9"),
+        ({"finish_by": "+24h", "hours": ["09:00-09:00"], "time_zone": "UTC"}, "09:00-09:00"),
+        ({"finish_by": "+24h", "hours": ["18:00-09:00"]}, "time_zone"),
+        ({"finish_by": "+24h", "hours": ["18:00-09:00"], "time_zone": "Berlin"}, "Europe/Berlin"),
+        ({"finish_by": "+24h"}, "schedule.forecast or carbon.trace"),
+    ],
+)
+def test_a_schedule_that_means_nothing_is_refused(
+    schedule: dict, found: str, tiny_study: dict
+) -> None:
+    with pytest.raises(BadInput, match=found):
+        parse_study({**tiny_study, "schedule": schedule}, "study.yaml")
+
+
+def test_a_time_that_exists_twice_is_answered_with_both_readings(tiny_study: dict) -> None:
+    schedule = {"finish_by": "2026-10-25T02:30", "time_zone": "Europe/Berlin"}
+    with pytest.raises(BadInput) as refused:
+        parse_study({**tiny_study, "schedule": schedule}, "study.yaml")
+    assert "02:30+02:00 or 2026-10-25T02:30+01:00" in str(refused.value)
+
+
+def test_a_replay_has_no_hours_to_wait_for(replay_study: dict) -> None:
+    with pytest.raises(BadInput, match="replay"):
+        parse_study({**replay_study, "schedule": {"finish_by": "+24h"}}, "study.yaml")
+
+
+def remaining_s(budget: dict, records=(), used_hours=0.0, used_kwh=0.0, workers=1) -> float | None:
+    data = study(*records)
+    config: StudyConfig = data.config.model_copy(update={"budget": Budget(**budget)})
+    left = remaining_time(config, data, used_hours, used_kwh, used_kwh * 0.3, workers)
+    return None if left is None else left.total_seconds()
+
+
+def test_what_is_left_is_the_least_that_a_limit_leaves() -> None:
+    lasts = {"duration_s": Durations(train=80, setup=10, eval=10, total=100)}
+    two = [trial(0, 1.0, **lasts), trial(1, 1.0, **lasts)]
+    assert remaining_s({"trials": 10}) is None
+    assert remaining_s({"trials": 10, "hours": 2}, used_hours=0.5) == 5400
+    assert remaining_s({"trials": 10}, two) == 800
+    assert remaining_s({"trials": 10}, two, workers=2) == 400
+    assert remaining_s({"trials": 10, "hours": 2}, two, used_hours=1.9) == pytest.approx(360)
+    assert remaining_s({"trials": 10, "energy_kwh": 3}, two, used_kwh=1.0) == pytest.approx(400)
+
+
+def test_a_wait_is_no_working_time() -> None:
+    wait = Wait(
+        started_at="2026-06-03T18:10:00+00:00", duration_s=600, energy_kwh=0.1, expected_saving=0.2
+    )
+    session = SessionLedger(started_at="2026-06-03T18:00:00+00:00", duration_s=3600, waits=(wait,))
+    assert wall_clock_s([session]) == 3000
+    other = SessionLedger(started_at="2026-06-03T18:15:00+00:00", duration_s=300)
+    assert wall_clock_s([session, other]) == 3300
+
+
+def with_window(tiny_study: dict, write_study, after: timedelta) -> tuple[Path, datetime]:
+    """A study of one trial, whose window begins with the first minute after this time."""
+    opens = (datetime.now(UTC) + after).replace(second=0, microsecond=0) + timedelta(minutes=1)
+    closes = opens + 3 * HOUR
+    tiny_study["search"]["space"] = {
+        "global_batch_size": 64,
+        "learning_rate": {"choices": [1e-3, 2e-3]},
+        "epochs": 0.1,
+    }
+    tiny_study["budget"] = {"trials": 1, "hours": 1}
+    tiny_study["schedule"] = {
+        "finish_by": "+20h",
+        "hours": [f"{opens:%H:%M}-{closes:%H:%M}"],
+        "time_zone": "UTC",
+    }
+    return write_study(tiny_study), opens
+
+
+def interrupted(command: subprocess.Popen, number: int) -> int:
+    os.killpg(command.pid, number)
+    command.communicate(timeout=60)
+    return command.returncode
+
+
+@pytest.mark.slow
+def test_a_study_waits_through_kills_and_then_runs(
+    tiny_study: dict, write_study, tmp_path: Path
+) -> None:
+    study_file, opens = with_window(tiny_study, write_study, 2 * HOUR)
+    folder = tmp_path / "out"
+    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
+        command = start(study_file, folder)
+        wait_for(lambda: (folder / "study.db").exists() and read(folder).planned_start is not None)
+        time.sleep(1.0)
+        pressed_s = time.monotonic()
+        assert interrupted(command, number) == code
+        assert time.monotonic() - pressed_s < 10
+        assert datetime.fromisoformat(read(folder).planned_start.at) == opens
+        wait_for(lambda: workers(folder) == [], 15)
+    # The schedule of a study may be changed; this call has less to prepare.
+    study_file, opens = with_window(tiny_study, write_study, timedelta(seconds=45))
+    done = go_on(study_file, folder, 1)
+    assert done.returncode in (0, 3), done.stderr
+    data = read(folder)
+    (record,) = data.records
+    assert datetime.fromisoformat(record.started_at) >= opens
+    assert data.planned_start is None and data.ended_by_budget
+    (last,) = data.sessions[-1].waits
+    assert 0 < last.energy_kwh <= data.sessions[-1].gap_kwh
+    until = last.span[1]
+    assert until - opens < timedelta(seconds=5), "it ends with the window's beginning"
+    worked_s = wall_clock_s(data.sessions)
+    spans_s = sum(session.duration_s for session in data.sessions)
+    waited_s = sum(wait.duration_s for session in data.sessions for wait in session.waits)
+    assert worked_s == pytest.approx(spans_s - waited_s, abs=0.1)
+    assert footprint(data).closure == pytest.approx(1.0, abs=0.005)
