@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
@@ -21,6 +22,8 @@ from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.url import storage_url, without_password
 
 _LOOK_AGAIN_S = 2.0
+_ASK_AGAIN_S = 5.0  # interval for asking Slurm again where it did not answer
+_SILENT_S = 3600.0  # how long Slurm may not answer before the command gives up
 _SUBMITIT = "submitit "  # prefix of submitit's own lines in a job's log
 
 
@@ -55,25 +58,34 @@ def run_in_jobs(
     assert isinstance(launch, SlurmLaunch)
     _check(launch, paths, storage)
     jobs = Jobs(paths)
-    alive, what = jobs.alive(), "going on with"
-    if not alive:  # otherwise a running job has the folder
+    alive = jobs.alive()
+    # A job that was cancelled is replaced; a worker that had nothing left to do is not.
+    missing = [
+        number
+        for number in range(launch.workers)
+        if number not in alive and not (alive and jobs.is_done(number))
+    ]
+    submitted = f"going on with job {', '.join(alive.values())}"
+    if missing:
         command = command_in_job(
             os.path.realpath(study_file), "--out", os.path.realpath(paths.root), *arguments
         )
-        with own_folder(paths):
-            alive, what = jobs.submit(launch, config.name, command, begins_in_s), "submitted"
-    submitted = f"{what} job {', '.join(alive)}"
-    if begins_in_s and what == "submitted":
-        submitted += f", which begins in {human_duration(begins_in_s)} at the earliest"
-    ends = f"`scancel {' '.join(alive)}` ends it"
+        # A running leader has the folder.
+        with nullcontext() if 0 in alive else own_folder(paths):
+            alive = jobs.submit(launch, config.name, command, missing, begins_in_s)
+        submitted = f"submitted job {', '.join(alive[number] for number in missing)}"
+        if begins_in_s:
+            submitted += f", which begins in {human_duration(begins_in_s)} at the earliest"
+    ends = f"`scancel {' '.join(alive.values())}` ends it"
     if detach:
         print(f"{submitted}; the same command without --detach follows it, {ends}.")
         return None
     print(f"{submitted}; Ctrl-C leaves it running, {ends}.", file=sys.stderr, flush=True)
-    _follow(jobs, alive[0], interrupted)
+    leader = alive[0] if 0 in alive else next(iter(alive.values()))
+    _follow(jobs, leader, interrupted)
     if (code := jobs.exit_code()) is None:
-        log = jobs.log(alive[0])
-        ended = f"job {alive[0]} was ended before the study; what it had stored counts"
+        log = jobs.log(leader)
+        ended = f"job {leader} was ended before the study; what it had stored counts"
         raise CarbonoptError(f"{ended}, and the same command submits another one (log: {log}).")
     return code
 
@@ -106,7 +118,7 @@ def _follow(jobs: Jobs, job: str, interrupted: Callable[[], bool]) -> None:
     """Print a job's state and output until it has ended."""
     log, shown, state = jobs.log(job), 0, ""
     while True:
-        now = state_of(job)
+        now = _state(job, interrupted)
         if now is not None and now != state and now != "COMPLETING":
             print(f"job {job}: {now.lower()}", file=sys.stderr, flush=True)
             state = now
@@ -127,4 +139,29 @@ def _follow(jobs: Jobs, job: str, interrupted: Callable[[], bool]) -> None:
                 raise StudyInterrupted(
                     f"job {job} goes on; the same command follows it, `scancel {job}` ends it."
                 )
+            time.sleep(0.1)
+
+
+def _state(job: str, interrupted: Callable[[], bool]) -> str | None:
+    """Return a job's state, as `state_of`; while Slurm does not answer, ask again for a while.
+
+    Raises:
+        CarbonoptError: If Slurm has not answered for an hour; the job may go on.
+        StudyInterrupted: Soon after `interrupted` returned True; the job may go on.
+    """
+    deadline, said = time.monotonic() + _SILENT_S, False
+    while True:
+        try:
+            return state_of(job)
+        except CarbonoptError as error:
+            goes_on = f"job {job} may go on, and the same command follows it"
+            if time.monotonic() > deadline:
+                raise CarbonoptError(f"{error} {goes_on}.") from error
+            if not said:
+                print(f"Slurm does not answer; asking again: {error}", file=sys.stderr, flush=True)
+                said = True
+        again = time.monotonic() + _ASK_AGAIN_S
+        while time.monotonic() < again:
+            if interrupted():
+                raise StudyInterrupted(f"{goes_on}.")
             time.sleep(0.1)

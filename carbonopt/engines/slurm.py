@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -205,30 +205,41 @@ class _Note(Frozen):
     jobs: tuple[str, ...]
 
 
+_LOG_SAYS = "the job's log says how it ended"
+_DONE = (0, 3)  # exit codes of a study that has ended, whether its target was met or not
+
+
 class Jobs:
     """The Slurm jobs of one study folder."""
 
     def __init__(self, paths: StudyPaths) -> None:
         self._folder, self._note = paths.slurm, paths.slurm_jobs
 
-    def alive(self) -> list[str]:
-        """Return the jobs that were submitted and have not ended, the leading one first."""
-        if not self._note.exists():
-            return []
-        noted = _read(
-            self._note, _Note, "look for its jobs with squeue, and remove it when none is left"
-        )
-        return [job for job in noted.jobs if state_of(job) is not None]
+    def alive(self) -> dict[int, str]:
+        """Return the jobs that were submitted and have not ended, by worker; worker 0 leads."""
+        jobs = enumerate(self._noted())
+        return {number: job for number, job in jobs if job and state_of(job) is not None}
+
+    def is_done(self, number: int) -> bool:
+        """Return whether a worker's command has found nothing left to do."""
+        file = self._code_file(number)
+        return file.exists() and _read(file, int, _LOG_SAYS) in _DONE
 
     def submit(
-        self, launch: SlurmLaunch, name: str, command: Sequence[str], begins_in_s: int = 0
-    ) -> list[str]:
-        """Submit one job for each worker, the first of which leads, and return their ids.
+        self,
+        launch: SlurmLaunch,
+        name: str,
+        command: Sequence[str],
+        numbers: Iterable[int],
+        begins_in_s: int = 0,
+    ) -> dict[int, str]:
+        """Submit the jobs of workers, and return all jobs that go on, by worker.
 
         Args:
             launch: what is asked of Slurm.
             name: the study's name.
             command: the command that each job runs.
+            numbers: the workers, in order; worker 0 leads.
             begins_in_s: seconds before which Slurm does not begin the jobs.
 
         Raises:
@@ -245,11 +256,10 @@ class Jobs:
                 "launch.kind: slurm needs Slurm's sbatch and srun on PATH; run it on a login node."
             ) from error
         executor.update_parameters(**_parameters(launch, name, begins_in_s))
-        # They tell how an earlier call's jobs ended; these may be cancelled before they begin.
-        for old in self._folder.glob("exit-code-*.json"):
-            old.unlink()
-        jobs: list[str] = []
-        for number in range(launch.workers):
+        jobs = self.alive()
+        for number in numbers:
+            # It tells how an earlier job ended; this one may be cancelled before it begins.
+            self._code_file(number).unlink(missing_ok=True)
             argv = [*command, *(["--worker"] if number else [])]
             code_file = str(self._code_file(number).resolve())
             try:
@@ -262,12 +272,22 @@ class Jobs:
                 reason = f"Slurm refuses the job: {' '.join(str(error).split())}"
                 if jobs:  # they may already have begun with the study
                     raise CarbonoptError(
-                        f"{reason}; those that it took go on: {', '.join(jobs)}."
+                        f"{reason}; those that it took go on: {', '.join(jobs.values())}."
                     ) from error
                 raise BadInput(reason) from error
-            jobs.append(job.job_id)
-            write_json(self._note, {"jobs": jobs})
-        return jobs
+            jobs[number] = job.job_id
+            noted = self._noted()
+            known = [*noted, *[""] * (number + 1 - len(noted))]
+            known[number] = job.job_id
+            write_json(self._note, {"jobs": known})
+        return dict(sorted(jobs.items()))
+
+    def _noted(self) -> tuple[str, ...]:
+        """Return the last job of each worker; empty: it never had one."""
+        if not self._note.exists():
+            return ()
+        advice = "look for its jobs with squeue, and remove it when none is left"
+        return _read(self._note, _Note, advice).jobs
 
     def log(self, job: str) -> Path:
         """Return the log of a job, with the output of all its attempts."""
@@ -276,7 +296,7 @@ class Jobs:
     def exit_code(self) -> int | None:
         """Return the exit code of the leading job's command; None if it ended without one."""
         file = self._code_file(0)
-        return _read(file, int, "the job's log says how it ended") if file.exists() else None
+        return _read(file, int, _LOG_SAYS) if file.exists() else None
 
     def _code_file(self, number: int) -> Path:
         return self._folder / f"exit-code-{number}.json"

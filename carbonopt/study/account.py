@@ -27,7 +27,7 @@ class SessionAccount:
         self._meter = engine.meter
         self._began_s = time.monotonic()
         self._ledger = SessionLedger(
-            started_at=now_utc(), worker=worker, machine_share=engine.machine_share
+            started_at=now_utc("milliseconds"), worker=worker, machine_share=engine.machine_share
         )
         self._ended_waits: tuple[Wait, ...] = ()
         self._wait: _OpenWait | None = None  # the wait that goes on
@@ -74,7 +74,9 @@ class SessionAccount:
         if self._wait is None:
             self.store(storage)
             before_kwh = self._ledger.gap_kwh
-            self._wait = _OpenWait(now_utc(), time.monotonic(), before_kwh, expected_saving)
+            self._wait = _OpenWait(
+                now_utc("milliseconds"), time.monotonic(), before_kwh, expected_saving
+            )
 
     def end_wait(self, storage: StudyStorage) -> None:
         if self._wait is not None:

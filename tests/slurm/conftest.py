@@ -119,7 +119,7 @@ class Cluster:
         files = [f"--{name}-file={self.root}/munged.{name}" for name in ("pid", "log", "seed")]
         self._daemon("munged", *munge, *files)
         wait_for((self.root / "munge.socket").exists)
-        self._daemon("slurmctld", "slurmctld", "-D")
+        self.start_controller()
         for number in range(1, NODES + 1):
             self.start_node(number)
         wait_for(lambda: self.asked("sinfo", "-h", "-p", "usual", "-o", "%T %D") == f"idle {NODES}")
@@ -155,6 +155,15 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
         daemon.wait()
         self.asked("scontrol", "update", f"NodeName=n{number}", "State=DOWN", "Reason=gone")
+
+    def stop_controller(self) -> None:
+        daemon = self._daemons.pop("slurmctld")
+        daemon.kill()
+        daemon.wait()
+
+    def start_controller(self) -> None:
+        self._daemon("slurmctld", "slurmctld", "-D")
+        wait_for(lambda: "failed" not in self.asked("squeue", "-h"))
 
     def pids(self) -> set[int]:
         """Of all processes."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -347,9 +348,17 @@ def test_several_jobs_share_a_study(
     url = make_url(postgresql_url)
     cluster.environment["PGPASSWORD"] = url.password
     without = postgresql_url.replace(f":{url.password}@", "@")
+    assert command(cluster, study, folder, "--storage", without, "--detach").wait(60) == 0
+    leader, worker = json.loads(StudyPaths(folder).slurm_jobs.read_text())["jobs"]
+    wait_for(lambda: cluster.state(leader) == cluster.state(worker) == "RUNNING")
+    cluster.asked("scancel", leader)  # while it prepares; the worker waits for a leader
+    wait_for(lambda: cluster.state(leader) == "CANCELLED")
     following = command(cluster, study, folder, "--storage", without)
     said, _ = following.communicate(timeout=240)
     assert following.returncode in (0, 3), said
+    jobs = json.loads(StudyPaths(folder).slurm_jobs.read_text())["jobs"]
+    assert jobs[0] != leader and jobs[1] == worker, "the leader alone was replaced"
+    assert (StudyPaths(folder).report / "index.html").exists()
     data = StudyStorage.of_folder(connect(postgresql_url), StudyPaths(folder)).read()
     assert [record.state for record in data.records] == [TrialState.COMPLETE] * 4
     assert len({record.params for record in data.records}) == 4
@@ -368,8 +377,22 @@ def test_a_follower_leaves_its_job_running(
             StudyPaths(folder).slurm_jobs.exists() and cluster.state(job_of(folder)) == "RUNNING"
         )
     )
+    cluster.stop_controller()
+    printed = b""
+
+    def says_so() -> bool:
+        nonlocal printed
+        with suppress(BlockingIOError):
+            printed += os.read(following.stdout.fileno(), 1 << 16)
+        return b"Slurm does not answer" in printed
+
+    os.set_blocking(following.stdout.fileno(), False)
+    wait_for(says_so)
+    assert following.poll() is None, "it asks again"
+    cluster.start_controller()
+    os.set_blocking(following.stdout.fileno(), True)
     os.kill(following.pid, signal.SIGINT)
-    said, _ = following.communicate(timeout=30)
+    said, _ = following.communicate(timeout=60)
     assert following.returncode == 130
     job = job_of(folder)
     assert f"job {job} goes on; the same command follows it, `scancel {job}` ends it." in said

@@ -188,6 +188,13 @@ def with_window(tiny_study: dict, write_study, after: timedelta) -> tuple[Path, 
     return write_study(tiny_study), opens
 
 
+def waits(folder: Path) -> bool:
+    try:
+        return read(folder).planned_start is not None and bool(read(folder).sessions[-1].waits)
+    except BadInput:  # the command has not stored the study yet
+        return False
+
+
 def interrupted(command: subprocess.Popen, number: int) -> int:
     os.killpg(command.pid, number)
     command.communicate(timeout=60)
@@ -202,7 +209,7 @@ def test_a_study_waits_through_kills_and_then_runs(
     folder = tmp_path / "out"
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
         command = start(study_file, folder)
-        wait_for(lambda: (folder / "study.db").exists() and read(folder).planned_start is not None)
+        wait_for(lambda: waits(folder))
         time.sleep(1.0)
         pressed_s = time.monotonic()
         assert interrupted(command, number) == code
