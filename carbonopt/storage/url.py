@@ -54,7 +54,7 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
         begun_with = (
             pointer["url"] if pointer else str(paths.storage) if paths.storage.exists() else None
         )
-        if begun_with not in (None, _noted(given), _shown(_parsed(given))):
+        if begun_with is not None and not _is_same(begun_with, given):
             raise BadInput(
                 f"--storage: the study in {paths.root} is stored in {begun_with}; leave --storage"
                 " out."
@@ -251,6 +251,16 @@ def without_password(url: str) -> str:
     parsed = _parsed(url)
     secret = parsed.password is not None or any(key not in _HARMLESS for key in parsed.query)
     return _shown(parsed) if secret else url
+
+
+def _is_same(begun_with: str, given: str) -> bool:
+    """Return whether a noted URL or file is that of a given URL, whatever driver either names."""
+    if "://" not in begun_with:
+        begun_with = f"sqlite:///{begun_with}"
+    noted, own = (_parsed(url) for url in (_noted(begun_with), _noted(given)))
+    return noted.set(drivername=noted.get_backend_name()) == own.set(
+        drivername=own.get_backend_name()
+    )
 
 
 def _noted(given: str) -> str:

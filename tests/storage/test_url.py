@@ -1,12 +1,14 @@
 """URLs of storages: which databases are taken, and that no password is shown."""
 
+import json
 import resource
 from pathlib import Path
 
 import pytest
 
 from carbonopt.core.errors import BadInput
-from carbonopt.storage.url import connect
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.url import connect, storage_url
 
 
 @pytest.mark.parametrize("kind", ["mysql", "mysql+pymysql", "mariadb", "oracle", "mssql", "x+y"])
@@ -28,3 +30,26 @@ def test_a_full_disk_is_not_called_an_option_of_the_user(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = str(refused.value)
     assert f"{tmp_path}/study.db" in said and "free space" in said and "--storage" not in said
+
+
+@pytest.mark.parametrize(
+    ("begun_with", "given", "same"),
+    [
+        ("postgresql+psycopg://me@host/db", "postgresql://me:secret@host/db", True),
+        ("postgresql://me@host/db", "postgresql+psycopg://me@host/db", True),
+        ("postgresql://me@host/db", "postgresql://me@host/other", False),
+        ("sqlite:////tmp/study.db", "sqlite:////tmp/../tmp/study.db", True),
+        ("sqlite:////tmp/study.db", "postgresql://me@host/db", False),
+    ],
+)
+def test_a_storage_is_the_same_whatever_driver_a_url_names(
+    begun_with: str, given: str, same: bool, tmp_path: Path
+) -> None:
+    paths = StudyPaths(tmp_path)
+    paths.storage_pointer.write_text(json.dumps({"url": begun_with, "study": "s"}))
+    if same:
+        assert storage_url(paths, given) == given
+    else:
+        with pytest.raises(BadInput) as refused:
+            storage_url(paths, given)
+        assert "secret" not in str(refused.value)
