@@ -15,7 +15,7 @@ import hypothesis
 import psycopg
 import pytest
 import yaml
-from commands import carbonopt, free_port
+from commands import free_port, within
 from matplotlib.backends import _backend_pdf_ps as fonts
 from replays import study_over, write_table
 from ssh_hosts import ssh_hosts  # noqa: F401 – a fixture
@@ -102,7 +102,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = study_over(write_table(root))
     study["search"]["sampler"] = "random"
     (root / "study.yaml").write_text(yaml.safe_dump(study))
-    done = carbonopt("run", root / "study.yaml", "--out", root / "out")
+    done = within("run", root / "study.yaml", "--out", root / "out")
     assert done.returncode == 0, done.stderr
     return root / "out"
 

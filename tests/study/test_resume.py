@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import within
 from small_studies import study as small_study
 from small_studies import trial
 
@@ -124,9 +125,7 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert terminated.attempt == 2
     assert terminated.earlier_attempts_energy_kwh == pytest.approx(used)
 
-    said = subprocess.run(
-        [sys.executable, "-m", "carbonopt", "recommend", folder], capture_output=True, text=True
-    )
+    said = within("recommend", folder)
     assert (
         "has not ended: it was interrupted; the same `carbonopt run` goes on with it" in said.stdout
     )
@@ -309,18 +308,7 @@ def test_interrupted_while_operators_are_compiled(
 
 
 def go_on(study: Path, folder: Path, trials: int) -> subprocess.CompletedProcess:
-    command = [
-        sys.executable,
-        "-m",
-        "carbonopt",
-        "run",
-        str(study),
-        "--out",
-        str(folder),
-        "--trials",
-        str(trials),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return within("run", study, "--out", folder, "--trials", trials)
 
 
 @pytest.mark.slow
