@@ -40,6 +40,8 @@ def test_a_study_chooses_its_space_and_goes_on_with_it(
     auto_study: dict, write_study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("a cat sat on a mat. " * 250)
+    auto_study["workload"]["dataset"] = {"train_files": ["text.txt"]}
     study, folder = write_study(auto_study), tmp_path / "runs" / "tiny"
     assert (
         "chosen by carbonopt: global_batch_size, learning_rate, epochs, zero_stage"
