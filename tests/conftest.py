@@ -69,11 +69,13 @@ def cut_fonts() -> Iterator[None]:
 
 @pytest.fixture
 def study_of_seconds(tiny_study: dict) -> dict:
-    """Trials of some seconds each, none of which is stopped."""
+    """Trials of some seconds each, none of which is stopped: so long that no worker can run them all
+    before another has begun.
+    """
     space = {
         "global_batch_size": {"choices": [8, 16]},
         "learning_rate": {"choices": [1e-3, 2e-3]},
-        "epochs": 2,
+        "epochs": 1,
     }
     tiny_study["search"] = {
         "sampler": "random",
