@@ -40,12 +40,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# Files whose few slow tests take a minute or more together, the longest first.
+LONG_FILES = (
+    "slurm/test_slurm.py",
+    "study/test_pipeline.py",
+    "energy/test_gpu_energy.py",
+    "engines/test_nodes.py",
+    "storage/test_workers.py",
+    "study/test_resume.py",
+    "train/tasks/test_seq2seq.py",
+    "export/test_rerun.py",
+    "engines/test_fork_server.py",
+    "study/test_local_workers.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, those with most of them before all: a long file that began last
-    would run alone.
+    """Files with slow tests first, the long ones and those with most of them before all: a long
+    file that began last would run alone.
     """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    long = {ROOT / "tests" / file: place for place, file in enumerate(reversed(LONG_FILES), 1)}
+    items.sort(key=lambda item: (-long.get(item.path, 0), -slow[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)
