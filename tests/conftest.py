@@ -15,7 +15,7 @@ import hypothesis
 import psycopg
 import pytest
 import yaml
-from commands import carbonopt, free_port
+from commands import free_port, within
 from matplotlib.backends import _backend_pdf_ps as fonts
 from replays import study_over, write_table
 from ssh_hosts import ssh_hosts  # noqa: F401 – a fixture
@@ -40,12 +40,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# Files whose few slow tests take a minute or more together, the longest first.
+LONG_FILES = (
+    "slurm/test_slurm.py",
+    "study/test_pipeline.py",
+    "energy/test_gpu_energy.py",
+    "engines/test_nodes.py",
+    "storage/test_workers.py",
+    "study/test_resume.py",
+    "train/tasks/test_seq2seq.py",
+    "export/test_rerun.py",
+    "engines/test_fork_server.py",
+    "study/test_local_workers.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, those with most of them before all: a long file that began last
-    would run alone.
+    """Files with slow tests first, the long ones and those with most of them before all: a long
+    file that began last would run alone.
     """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    long = {ROOT / "tests" / file: place for place, file in enumerate(reversed(LONG_FILES), 1)}
+    items.sort(key=lambda item: (-long.get(item.path, 0), -slow[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,11 +85,13 @@ def cut_fonts() -> Iterator[None]:
 
 @pytest.fixture
 def study_of_seconds(tiny_study: dict) -> dict:
-    """Trials of some seconds each, none of which is stopped."""
+    """Trials of some seconds each, none of which is stopped: so long that no worker can run them all
+    before another has begun.
+    """
     space = {
         "global_batch_size": {"choices": [8, 16]},
         "learning_rate": {"choices": [1e-3, 2e-3]},
-        "epochs": 2,
+        "epochs": 1,
     }
     tiny_study["search"] = {
         "sampler": "random",
@@ -102,7 +120,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = study_over(write_table(root))
     study["search"]["sampler"] = "random"
     (root / "study.yaml").write_text(yaml.safe_dump(study))
-    done = carbonopt("run", root / "study.yaml", "--out", root / "out")
+    done = within("run", root / "study.yaml", "--out", root / "out")
     assert done.returncode == 0, done.stderr
     return root / "out"
 

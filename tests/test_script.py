@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import carbonopt, refusal, within
+from commands import refusal, within
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
@@ -546,7 +546,7 @@ def study_of(
 def exported(folder: Path) -> list[dict]:
     return [
         json.loads(line)
-        for line in carbonopt("export", folder, "--format", "jsonl").stdout.splitlines()
+        for line in within("export", folder, "--format", "jsonl").stdout.splitlines()
     ]
 
 
@@ -558,11 +558,11 @@ SLOWLY = LOOP.replace("run.step(step)", "time.sleep(0.1); run.step(step)").repla
 @pytest.mark.slow
 def test_a_study_of_a_script_and_its_winner(tmp_path: Path) -> None:
     study = study_of(tmp_path, SLOWLY)
-    done = carbonopt("run", study, "--out", tmp_path / "out")
+    done = within("run", study, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     records = [
         json.loads(line)
-        for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
+        for line in within("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
     ]
     assert [record["state"] for record in records] == ["complete"] * 2
     assert all(
@@ -580,7 +580,7 @@ def test_a_study_of_a_script_and_its_winner(tmp_path: Path) -> None:
     listed["data/train.py"] = []
     (winner / "inputs.json").write_text(json.dumps(listed))
     again = subprocess.run([winner / "run.sh"], capture_output=True, text=True)
-    best = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)
+    best = json.loads(within("recommend", tmp_path / "out", "--json").stdout)
     expected = [str(best["params"][name]) for name in ("learning_rate", "my_width")]
     assert again.stdout == f"{expected} 0.75\n", again.stderr
 
@@ -588,7 +588,7 @@ def test_a_study_of_a_script_and_its_winner(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_percentages_end_a_study_at_once(tmp_path: Path) -> None:
     study = study_of(tmp_path, PRINTED("{'accuracy': 86.2}"), budget={"trials": 9})
-    done = carbonopt("run", study, "--out", tmp_path / "out")
+    done = within("run", study, "--out", tmp_path / "out")
     assert done.returncode == 3 and "divide it by 100, for 0.862" in done.stdout
     assert len(exported(tmp_path / "out")) == 1
 
@@ -621,7 +621,7 @@ def test_a_report_costs_no_more_for_those_before_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_study_whose_first_trials_leave_no_quality_ends(tmp_path: Path) -> None:
     study = study_of(tmp_path, "print('nothing')", budget={"trials": 9})
-    done = carbonopt("run", study, "--out", tmp_path / "out")
+    done = within("run", study, "--out", tmp_path / "out")
     assert done.returncode == 3
     assert [record["failure"]["kind"] for record in exported(tmp_path / "out")] == [
         "no_quality"
@@ -631,11 +631,11 @@ def test_a_study_whose_first_trials_leave_no_quality_ends(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_finished_study_says_that_its_script_has_changed_since(tmp_path: Path) -> None:
     study = study_of(tmp_path, LOOP, budget={"trials": 1})
-    first, same = (carbonopt("run", study, "--out", tmp_path / "out") for _ in range(2))
+    first, same = (within("run", study, "--out", tmp_path / "out") for _ in range(2))
     assert (first.returncode, same.returncode) == (0, 0) and "train.py" not in same.stderr
     script = tmp_path / "train.py"
     script.write_text(script.read_text() + "# another one")
-    changed = carbonopt("run", study, "--out", tmp_path / "out")
+    changed = within("run", study, "--out", tmp_path / "out")
     assert (changed.returncode, changed.stdout) == (0, same.stdout)
     assert str(script) in changed.stderr
 
@@ -647,7 +647,7 @@ def test_a_warm_script_is_run_from_its_first_line_by_a_fork(tmp_path: Path) -> N
         " sys.argv)\n" + SLOWLY
     )
     study = study_of(tmp_path, script, workload={"warm": True})
-    done = carbonopt("run", study, "--out", tmp_path / "out")
+    done = within("run", study, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     logs = [path.read_text() for path in sorted((tmp_path / "out" / "trials").glob("*/log-1.txt"))]
     assert len(logs) == 2 and all(" __main__ ['train.py', " in log for log in logs)
@@ -673,11 +673,11 @@ def test_every_rank_of_a_launch_stops_together(tmp_path: Path) -> None:
         dist.destroy_process_group()
     """
     study = study_of(tmp_path, script, launch={"cpu_ranks": 2})
-    done = carbonopt("run", study, "--out", tmp_path / "out")
+    done = within("run", study, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     records = [
         json.loads(line)
-        for line in carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
+        for line in within("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()
     ]
     assert [record["quality"]["value"] for record in records] == [0.75, 0.75]
     assert all(record["params"]["world_size"] == 2 for record in records)

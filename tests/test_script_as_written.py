@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import carbonopt, within
+from commands import within
 from test_script import PYTHON, exported, study_of, watched
 
 from carbonopt.core import channel
@@ -186,15 +186,15 @@ def test_a_study_with_a_configuration_file_and_its_winner(tmp_path: Path) -> Non
         space={"my_width": None, "learning_rate": {"choices": [0.5, 0.9]}},
         workload={"config_template": "c.yaml"},
     )
-    done = carbonopt("run", study, "--out", tmp_path / "out")
+    done = within("run", study, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(record["quality"]["value"] for record in exported(tmp_path / "out")) == [0.5, 0.9]
     winner = tmp_path / "out" / "report" / "winner"
     (tmp_path / "c.yaml").unlink()  # the study has it
-    assert carbonopt("report", tmp_path / "out").returncode == 0
+    assert within("report", tmp_path / "out").returncode == 0
     again = subprocess.run([winner / "run.sh", "--data", tmp_path], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    best = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)["params"][
+    best = json.loads(within("recommend", tmp_path / "out", "--json").stdout)["params"][
         "learning_rate"
     ]
     assert json.loads(again.stdout)["lr"] == best
@@ -203,7 +203,7 @@ def test_a_study_with_a_configuration_file_and_its_winner(tmp_path: Path) -> Non
         path.parent.parent.name for path in (tmp_path / "out" / "trials").glob("*/output*/result")
     ]
     assert kept == [
-        f"{json.loads(carbonopt('recommend', tmp_path / 'out', '--json').stdout)['trial']:04d}"
+        f"{json.loads(within('recommend', tmp_path / 'out', '--json').stdout)['trial']:04d}"
     ]
 
 
@@ -516,7 +516,7 @@ def test_one_rank_of_deepspeed_finds_its_variables(tmp_path: Path) -> None:
         print(json.dumps({"accuracy": float(all(name in os.environ for name in names))}))
     """
     study = study_of(tmp_path, script, "python train.py {learning_rate}", space={"my_width": None})
-    done = carbonopt("run", study, "--out", tmp_path / "out", "--trials", "1")
+    done = within("run", study, "--out", tmp_path / "out", "--trials", "1")
     assert exported(tmp_path / "out")[0]["quality"]["value"] == 1.0, done.stderr
 
 
@@ -681,9 +681,9 @@ def test_a_file_that_no_trial_has_written_is_no_quality(tmp_path: Path) -> None:
         space={"learning_rate": {"choices": [0.1, 0.2]}, "my_width": None},
     )
     (tmp_path / "r.json").write_text('{"acc": 0.95}')
-    done = carbonopt("run", study, "--out", tmp_path / "out")
+    done = within("run", study, "--out", tmp_path / "out")
     records = [
-        json.loads(line) for line in carbonopt("export", tmp_path / "out").stdout.split("\n")[:-1]
+        json.loads(line) for line in within("export", tmp_path / "out").stdout.split("\n")[:-1]
     ]
     by_rate = {record["params"]["learning_rate"]: record for record in records}
     assert by_rate[0.2]["state"] == "complete", done.stdout

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import carbonopt
+from commands import within
 from test_script import exported, study_of
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ A_ACCURACY = {"quality": "a_accuracy", "at_least": 0.05}
 def run(folder: Path, script: str, **changes) -> list[dict]:
     """The records of a study of one trial."""
     study = study_of(folder, script, budget={"trials": 1}, target={"accuracy": 0.05}, **changes)
-    done = carbonopt("run", study, "--out", folder / "out")
+    done = within("run", study, "--out", folder / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     return exported(folder / "out")
 
@@ -178,7 +178,7 @@ def test_a_trainers_evaluations_and_checkpoints_are_no_training(tmp_path: Path) 
     study = study_of(
         tmp_path, script, command=command, space=SPACE, budget={"trials": 1}, target=A_ACCURACY
     )
-    done = carbonopt("run", study, "--out", tmp_path / "out")
+    done = within("run", study, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = exported(tmp_path / "out")
     assert [point["step"] for point in record["evals"]] == [0, 32, 64, 96]

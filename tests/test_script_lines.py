@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import carbonopt, within
+from commands import within
 from test_script import LOOP, SLOWLY, study_of
 
 from carbonopt.core.quality import quality_of
@@ -75,10 +75,10 @@ def test_a_python_without_any_package_runs_them(bare_python: Path, tmp_path: Pat
     )
     study = study_of(tmp_path, script, f"{bare_python} train.py {{learning_rate}} {{my_width}}")
     assert within("check", study).returncode == 0
-    done = carbonopt("run", study, "--out", tmp_path / "out", "--trials", "1")
+    done = within("run", study, "--out", tmp_path / "out", "--trials", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads(
-        carbonopt("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()[0]
+        within("export", tmp_path / "out", "--format", "jsonl").stdout.splitlines()[0]
     )
     assert [point["value"] for point in record["evals"]] == [0.25, 0.5, 0.75]
 

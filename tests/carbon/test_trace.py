@@ -5,12 +5,11 @@ minute by minute.
 import os
 import random
 import re
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from commands import within
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -273,8 +272,10 @@ def test_the_order_of_rows_does_not_matter(write):
 
 @pytest.mark.slow
 def test_a_study_keeps_its_trace_and_takes_another_one_even_when_it_has_ended(
-    replay_study, write_study, tmp_path
+    replay_study, write_study, tmp_path, monkeypatch
 ):
+    """From another folder than the study file's, which the traces' names are relative to."""
+    monkeypatch.chdir(ROOT)
     (tmp_path / "traces").mkdir()
     for name, rate in (("a", 100), ("b", 50)):
         (tmp_path / "traces" / f"{name}.csv").write_text(
@@ -284,16 +285,7 @@ def test_a_study_keeps_its_trace_and_takes_another_one_even_when_it_has_ended(
     def run(file: str | None, trials: int) -> tuple[int, str, StudyData]:
         replay_study["carbon"]["trace"] = file
         replay_study["budget"]["trials"] = trials
-        command = [
-            sys.executable,
-            "-m",
-            "carbonopt",
-            "run",
-            str(write_study(replay_study)),
-            "--out",
-            str(folder),
-        ]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        done = within("run", write_study(replay_study), "--out", folder)
         paths = StudyPaths(folder)
         data = StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read()
         return done.returncode, done.stderr, data

@@ -8,7 +8,7 @@ from commands import within
 
 
 def on_gpus(study: dict, **space) -> dict:
-    study["launch"] = {"gpus": [0]}
+    study["launch"] = {"gpus": [97]}
     study["search"]["space"] |= {"precision": "bf16", "global_batch_size": 8, **space}
     return study
 
@@ -23,6 +23,7 @@ def test_check_says_what_each_gpu_needs_what_fits_and_how_many_it_takes(
     )
     said = within("check", study, "--gpu-memory", 24)
     assert said.returncode == 0, said.stderr
+    assert "not here" in said.stdout, "the GPU"
     rows = [
         line.split()
         for line in said.stdout.splitlines()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import carbonopt
+from commands import carbonopt, within
 
 from carbonopt.core.sockets import socket_address
 
@@ -69,7 +69,7 @@ def test_a_study_runs_with_any_temporary_folder(name: str, tmp_path: Path) -> No
         "run", tmp_path / "study.yaml", "--out", tmp_path / "out", TMPDIR=str(temporary)
     )
     assert done.returncode == 0, done.stderr
-    (record,) = carbonopt("export", tmp_path / "out").stdout.splitlines()
+    (record,) = within("export", tmp_path / "out").stdout.splitlines()
     assert '"train": 0.0' not in record and '"value": 0.9' in record
     log = (tmp_path / "out" / "trials" / "0000" / "log-1.txt").read_text()
     assert (str(temporary) if temporary.exists() else tempfile.gettempdir()) in log

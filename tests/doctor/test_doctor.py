@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import compiler_with_cache
+from commands import compiler_with_cache, within
 
 from carbonopt.core.builds import is_whole
 from carbonopt.core.errors import CarbonoptError, MeasurementError
@@ -415,7 +415,7 @@ def test_a_lock_is_waited_for_while_somebody_may_hold_it(
 
 @pytest.mark.slow
 def test_a_study_goes_on_after_a_build_that_was_killed(
-    tmp_path: Path, tiny_study: dict, write_study
+    tmp_path: Path, tiny_study: dict, write_study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lock of an operator that this study doesn't load is none of its business."""
     folder = tmp_path / "my extensions"
@@ -425,7 +425,8 @@ def test_a_study_goes_on_after_a_build_that_was_killed(
         lock_file.touch()
         (lock_file.parent / f"{lock_file.parent.name}.so").write_bytes(b"half")
     environment = {"TORCH_EXTENSIONS_DIR": str(folder), "CXX": compiler_with_cache(tmp_path)}
-    done = carbonopt("run", write_study(tiny_study), "--trials", "1", cwd=tmp_path, **environment)
+    monkeypatch.chdir(tmp_path)
+    done = within("run", write_study(tiny_study), "--trials", "1", **environment)
     assert done.returncode in (0, 3), done.stderr
     assert not lock.exists() and is_whole(lock.with_name("deepspeed_shm_comm.so"))
     assert other.exists() and other.with_name("cpu_adam.so").exists()

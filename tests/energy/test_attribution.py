@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 
@@ -216,22 +216,23 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 class Measured:
-    """The energy of one trial's processes, in joules."""
+    """The energy of one trial's processes, in joules, `beside` others that run meanwhile."""
 
-    def __init__(self, script: str) -> None:
+    def __init__(self, script: str, beside: AbstractContextManager[None]) -> None:
         study = StudyProcesses()
         meter = MachineMeter((), host=HostAttribution(os.sched_getaffinity(0), study))
-        meter.enter(Phase.SETUP)
-        process = subprocess.Popen([sys.executable, "-c", script])
-        counted = study.add(process.pid)
-        counted.become_trial()
-        meter.enter(Phase.TRAIN)
-        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            meter.running(Phase.TRAIN)  # as a study does, twice a second
-            time.sleep(0.1)
-        meter.enter(Phase.GAP)
-        counted.end()
-        process.wait()
+        with beside:
+            meter.enter(Phase.SETUP)
+            process = subprocess.Popen([sys.executable, "-c", script])
+            counted = study.add(process.pid)
+            counted.become_trial()
+            meter.enter(Phase.TRAIN)
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+                meter.running(Phase.TRAIN)  # as a study does, twice a second
+                time.sleep(0.1)
+            meter.enter(Phase.GAP)
+            counted.end()
+            process.wait()
         meter.close()
         taken, self.outer_j = meter.take(*Phase), joules_from_kwh(meter.outer().total_kwh)
         train, power_w = taken[Phase.TRAIN], meter._host._powers
@@ -260,9 +261,8 @@ def test_a_second_of_work_costs_the_same_beside_busy_neighbours(script: str) -> 
     """Measured on two cores with a load of ten, where it took up to ten times as long: the CPU's
     energy differed by up to 2 %, with the RAM's by up to 6 %.
     """
-    alone = Measured(script)
-    with neighbours(2 * len(os.sched_getaffinity(0))):
-        beside = Measured(script)
+    alone = Measured(script, nullcontext())
+    beside = Measured(script, neighbours(2 * len(os.sched_getaffinity(0))))
     if not alone.busy_core_w:
         pytest.skip("the CPU's energy is measured here: it is not proportional to CPU time")
     # The energy of one CPU second: a loop that ends after it, and the start of some interpreters.

@@ -7,6 +7,8 @@ import math
 import os
 import subprocess
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,6 +68,16 @@ def with_gpus(
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def with_each(name: str, values: Sequence[str | None], script: str) -> str:
+    """The script once with each value of an environment variable; None: without it."""
+    return f"""
+for value in {values!r}:
+    os.environ.pop({name!r}, None)
+    if value is not None:
+        os.environ[{name!r}] = value
+{textwrap.indent(script, "    ")}"""
+
+
 # ------------------------------------------------------------------------------------------------
 # which GPUs, how often
 
@@ -81,28 +93,19 @@ print(json.dumps([watts(reading.gpu_kwh), watts(reading.codecarbon_gpu_kwh), sor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "visible",
-    ["0", "1,0", "7", "", "GPU-00000001-0000-0000-0000-000000000000", None],
-    ids=lambda value: repr(value),
-)
-def test_the_launchs_gpus_are_measured_whatever_is_visible(
-    visible: str | None, tmp_path: Path
-) -> None:
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    (measured,) = with_gpus([100, 300], MEASURE, tmp_path, LAUNCH="[1]", **environment)
-    assert measured == [
-        pytest.approx(300, rel=0.02),
-        pytest.approx(300, rel=0.1),
-        ["cpu", "gpu", "ram"],
-    ]
+def test_the_launchs_gpus_are_measured_whatever_is_visible(tmp_path: Path) -> None:
+    visible = ("0", "1,0", "7", "", "GPU-00000001-0000-0000-0000-000000000000", None)
+    script = with_each("CUDA_VISIBLE_DEVICES", visible, MEASURE)
+    measured = with_gpus([100, 300], script, tmp_path, LAUNCH="[1]")
+    expected = [pytest.approx(300, rel=0.02), pytest.approx(300, rel=0.1), ["cpu", "gpu", "ram"]]
+    assert dict(zip(visible, measured, strict=True)) == dict.fromkeys(visible, expected)
 
 
 @pytest.mark.slow
 def test_two_gpus_are_summed_and_none_is_none(tmp_path: Path) -> None:
-    (both,) = with_gpus([100, 300], MEASURE, tmp_path, LAUNCH="[0, 1]")
+    script = with_each("LAUNCH", ("[0, 1]", "[]"), MEASURE)
+    both, none = with_gpus([100, 300], script, tmp_path)
     assert both[:2] == [pytest.approx(400, rel=0.02), pytest.approx(400, rel=0.1)]
-    (none,) = with_gpus([100, 300], MEASURE, tmp_path, LAUNCH="[]")
     assert none == [None, None, ["cpu", "ram"]]
 
 
@@ -375,9 +378,10 @@ print(json.dumps([reading.total_kwh, reading.gpu_kwh, reading.cpu_kwh, reading.r
 
 @pytest.mark.slow
 def test_the_objective_chooses_what_counts(tmp_path: Path) -> None:
-    ((total, gpu, cpu, ram, _),) = with_gpus([300], GPU_ONLY, tmp_path, OBJECTIVE="all")
+    script = with_each("OBJECTIVE", ("all", "gpu"), GPU_ONLY)
+    (total, gpu, cpu, ram, _), of_gpu = with_gpus([300], script, tmp_path)
     assert total == pytest.approx(gpu + cpu + ram)
-    ((total, gpu, cpu, ram, _),) = with_gpus([300], GPU_ONLY, tmp_path, OBJECTIVE="gpu")
+    total, gpu, cpu, ram, _ = of_gpu
     assert total == gpu > 0
     assert cpu > 0 and ram > 0, "not counted, and still told"
 
@@ -444,12 +448,12 @@ def test_utilisation_is_the_mean_of_readings_a_second_apart_while_it_trains(tmp_
     """None within a window's first second, which would tell of what was before, and none where a
     GPU doesn't tell.
     """
-    (measured,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[0, 1]")
+    script = with_each("LAUNCH", ("[0, 1]", "[]"), UTILISATION)
+    measured, none = with_gpus([100, 300], script, tmp_path)
     assert measured.pop() == [None, 1], "of a third of the time"
     train = list(Phase).index(Phase.TRAIN)
     assert measured.pop(train) == [pytest.approx((0.6 + 0.8) / 2), 2]
     assert measured == [[None, 0]] * (len(Phase) - 1)
-    (none,) = with_gpus([100, 300], UTILISATION, tmp_path, LAUNCH="[]")
     assert none == [[None, 0]] * (len(Phase) + 1)
 
 

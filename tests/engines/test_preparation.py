@@ -3,6 +3,7 @@ waits for it.
 """
 
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -50,6 +51,23 @@ def preparation(tmp_path: Path, text: str = "to be or not to be " * 40, **change
     return Preparation(config, LAUNCH, [], StudyPaths(tmp_path / "run"), "of this text", 1)
 
 
+@pytest.fixture(scope="module")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """What a study on CPUs forks its trials from, which stay offline; the preparation doesn't."""
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    server = ForkServer("carbonopt.train.forked_rank", work_environment(LAUNCH, []), log)
+    with closing(server):
+        while not server.ready(1.0):
+            pass
+        yield server
+
+
+def forked(fork_server: ForkServer, preparation: Preparation, paths: StudyPaths) -> Preparation:
+    paths.root.mkdir(exist_ok=True)
+    preparation.fork(fork_server, paths.waiting_log(0))
+    return preparation
+
+
 @pytest.mark.slow
 def test_it_imports_at_once_and_makes_nothing_before_its_result_is_asked_for(
     tmp_path: Path,
@@ -82,31 +100,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_forked_it_makes_the_same(tmp_path: Path) -> None:
-    """From what a study on CPUs forks its trials from, which stay offline; the preparation doesn't."""
+def test_forked_it_makes_the_same(fork_server: ForkServer, tmp_path: Path) -> None:
     paths = StudyPaths(tmp_path / "run")
-    alone, forked = preparation(tmp_path), preparation(tmp_path)
-    made = alone.result(lambda: False)
+    made = preparation(tmp_path).result(lambda: False)
     files = contents(paths.prepared)
     paths.prepared.rename(tmp_path / "aside")
-    fork_server = ForkServer(
-        "carbonopt.train.forked_rank", work_environment(LAUNCH, []), paths.template_log
-    )
-    with closing(fork_server):
-        while not fork_server.ready(1.0):
-            pass
-        forked.fork(fork_server, paths.waiting_log(0))
-        assert forked.result(lambda: False) == made
+    again = forked(fork_server, preparation(tmp_path), paths)
+    assert again.result(lambda: False) == made
     assert contents(paths.prepared) == files
     assert not list(paths.root.glob(".next-*"))
 
 
 @pytest.mark.slow
 def test_an_operator_that_is_not_there_is_compiled_before_the_first_trial(
-    tmp_path: Path, monkeypatch
+    fork_server: ForkServer, tmp_path: Path, monkeypatch
 ) -> None:
     """The prepared folder is there; torch's was emptied, or is another one."""
-    made = preparation(tmp_path).result(lambda: False)
+    paths = StudyPaths(tmp_path / "run")
+    made = forked(fork_server, preparation(tmp_path), paths).result(lambda: False)
     compiler = compiler_with_cache(tmp_path)
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "run" / "prepared").rglob("*")}
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
@@ -140,9 +151,10 @@ def test_one_that_nobody_waits_for_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_what_is_wrong_is_said(fork_server: ForkServer, tmp_path: Path) -> None:
+    wrong, paths = preparation(tmp_path, text="to be"), StudyPaths(tmp_path / "run")
     with pytest.raises(BadInput, match="at least one sequence of 16 tokens"):
-        preparation(tmp_path, text="to be").result(lambda: False)
+        forked(fork_server, wrong, paths).result(lambda: False)
 
 
 def test_needed_operators_are_deepspeeds() -> None:

@@ -2,13 +2,12 @@
 of those.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from analysis.test_stages import PREPARED, cost, report_of, timed
+from commands import within
 from documents import caveats_of, document_of, rows_of, tables_of
 from small_studies import study, trial
 
@@ -151,10 +150,8 @@ def test_a_probe_compiles_and_trials_find_the_kernels(
     }
     tiny_study |= {"target": {"perplexity": 1e6}, "budget": {"trials": 4}}
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "carbonopt"]
-    subprocess.run(
-        [*command, "run", str(write_study(tiny_study)), "--out", str(folder)], check=True
-    )
+    done = within("run", write_study(tiny_study), "--out", folder)
+    assert done.returncode == 0, done.stderr
     data = StudyStorage.of_folder(
         connect(storage_url(StudyPaths(folder), None)), StudyPaths(folder)
     ).read()

@@ -27,7 +27,7 @@ DISTRIBUTIONS = {
     "zero_stage": CategoricalDistribution((0, 1, 2, 3)),
     "offload": CategoricalDistribution(("none", "optimizer")),
 }
-SEEDS = 3
+SEEDS = 2
 ENCODER = SpaceEncoder(DISTRIBUTIONS)
 EVERY = [
     dict(zip(DISTRIBUTIONS, combination, strict=True))

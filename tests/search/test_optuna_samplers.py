@@ -483,12 +483,11 @@ def test_earlier_trials_that_no_study_could_have_are_left_out(params: dict) -> N
     assert not memory.observations
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.slow
-def test_a_narrow_target_of_a_smooth_function_is_met_in_an_endless_space(seed: int) -> None:
+def test_a_narrow_target_of_a_smooth_function_is_met_in_an_endless_space() -> None:
     """By 0.005 % of the space."""
     space = {name: FloatDistribution(0.0, 1.0) for name in "abc"}
-    study = study_with(CarbonSampler("perplexity", math.exp(2.0005), search_space=space, seed=seed))
+    study = study_with(CarbonSampler("perplexity", math.exp(2.0005), search_space=space, seed=0))
     for _ in range(40):
         trial = study.ask(space)
         loss = 2 + sum((value - 0.6) ** 2 for value in trial.params.values())

@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from commands import within
+from lasting_trials import lasting
 from slurm.conftest import NODES, Cluster
 from small_studies import trial
 from sqlalchemy.engine import make_url
@@ -174,6 +176,7 @@ def test_a_study_survives_what_happens_to_its_jobs(
     """Requeued, preempted, warned as before a time limit, its node gone, and cancelled, each in
     mid-trial.
     """
+    job_study = lasting(job_study, tmp_path, brief="/0000/output-3$|/0001/output-4$")
     job_study["budget"] = {"trials": 2}
     study, folder = write_study(job_study), tmp_path / "out"
     assert command(cluster, study, folder, "--detach").wait(60) == 0
@@ -208,9 +211,8 @@ def test_a_study_survives_what_happens_to_its_jobs(
     assert "run the same command again" in said
     wait_for(lambda: workers(folder) == [], 10)
 
-    again = command(cluster, study, folder)
-    said, _ = again.communicate(timeout=240)
-    assert again.returncode in (0, 3), said
+    again = within("run", study, "--out", folder, **cluster.environment)
+    assert again.returncode in (0, 3), again.stderr
     data = read(folder)
     assert [(record.state, record.attempt) for record in data.records] == [
         (TrialState.COMPLETE, 3),
@@ -258,11 +260,14 @@ def test_a_trial_over_two_nodes_survives_a_requeue_and_is_as_on_one(
     assert workers(folder) == []
 
     job_study["launch"] = {"kind": "local", "gpus": [], "cpu_ranks": 4}
-    alone = command(
-        cluster, write_study({**job_study, "name": "alone"}, "alone.yaml"), tmp_path / "alone"
+    alone = within(
+        "run",
+        write_study({**job_study, "name": "alone"}, "alone.yaml"),
+        "--out",
+        tmp_path / "alone",
     )
-    said, _ = alone.communicate(timeout=240)
-    assert read(tmp_path / "alone").records[0].value == pytest.approx(record.value, rel=1e-3), said
+    assert alone.returncode in (0, 3), alone.stderr
+    assert read(tmp_path / "alone").records[0].value == pytest.approx(record.value, rel=1e-3)
 
 
 def test_trials_share_a_jobs_nodes_as_asked() -> None:
@@ -308,9 +313,6 @@ def test_a_command_in_an_allocation_uses_its_nodes_side_by_side(
     cluster: Cluster, job_study: dict, write_study, tmp_path: Path
 ) -> None:
     job_study["launch"] |= {"nodes": 2, "nodes_per_trial": 1}
-    job_study["search"]["space"]["epochs"] = (
-        1  # so long that no node can run them all before the other has begun
-    )
     run = [
         sys.executable,
         "-m",
@@ -341,21 +343,21 @@ def test_several_jobs_share_a_study(
 ) -> None:
     job_study["launch"]["workers"] = 2
     study, folder = write_study(job_study), tmp_path / "out"
-    alone = command(cluster, study, folder)
-    assert "several jobs need a storage that all of them reach" in alone.communicate(timeout=60)[0]
-    with_password = command(cluster, study, folder, "--storage", postgresql_url)
-    assert "give it by ~/.pgpass or PGPASSWORD" in with_password.communicate(timeout=60)[0]
-    url = make_url(postgresql_url)
-    cluster.environment["PGPASSWORD"] = url.password
-    without = postgresql_url.replace(f":{url.password}@", "@")
-    assert command(cluster, study, folder, "--storage", without, "--detach").wait(60) == 0
+    run = ("run", study, "--out", folder)
+    alone = within(*run, **cluster.environment)
+    assert "several jobs need a storage that all of them reach" in alone.stderr
+    with_password = within(*run, "--storage", postgresql_url, **cluster.environment)
+    assert "give it by ~/.pgpass or PGPASSWORD" in with_password.stderr
+    password = make_url(postgresql_url).password
+    without = postgresql_url.replace(f":{password}@", "@")
+    environment = {**cluster.environment, "PGPASSWORD": password}
+    assert within(*run, "--storage", without, "--detach", **environment).returncode == 0
     leader, worker = json.loads(StudyPaths(folder).slurm_jobs.read_text())["jobs"]
     wait_for(lambda: cluster.state(leader) == cluster.state(worker) == "RUNNING")
     cluster.asked("scancel", leader)  # while it prepares; the worker waits for a leader
     wait_for(lambda: cluster.state(leader) == "CANCELLED")
-    following = command(cluster, study, folder, "--storage", without)
-    said, _ = following.communicate(timeout=240)
-    assert following.returncode in (0, 3), said
+    following = within(*run, "--storage", without, **environment)
+    assert following.returncode in (0, 3), following.stderr
     jobs = json.loads(StudyPaths(folder).slurm_jobs.read_text())["jobs"]
     assert jobs[0] != leader and jobs[1] == worker, "the leader alone was replaced"
     assert (StudyPaths(folder).report / "index.html").exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import carbonopt, refusal, within
+from commands import refusal, within
 
 from carbonopt.report import writing
 from carbonopt.spec.study_data import StudyData
@@ -254,6 +254,6 @@ def test_readers_bear_any_lock(finished: Path, tmp_path: Path) -> None:
 def test_a_damaged_study_that_goes_on_is_refused_and_kept(finished: Path) -> None:
     (finished / "report" / "index.html").unlink()
     (finished / "report" / "index.html").mkdir()
-    done = carbonopt("run", finished.parent / "study.yaml", "--out", finished)
+    done = within("run", finished.parent / "study.yaml", "--out", finished)
     assert done.returncode == 1 and "index.html" in done.stderr
     assert kept_trials(finished) == 12

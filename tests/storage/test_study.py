@@ -186,7 +186,6 @@ OFFLOADS = ["none", "optimizer"]
     [
         *((name, OFFLOADS) for name in ("carbon", "tpe", "nsga2", "random", "grid")),
         ("gp", OFFLOADS[:1]),  # two proposals more than the ten that it draws: each takes seconds
-        pytest.param("gp", OFFLOADS, marks=pytest.mark.slow),
     ],
 )
 def test_samplers_propose_only_what_can_exist_and_nothing_twice(

@@ -18,6 +18,8 @@ from pathlib import Path
 import optuna
 import psutil
 import pytest
+from commands import within
+from lasting_trials import lasting
 from optuna.storages import RDBStorage
 from storage.test_study import ran
 from study.test_resume import read, training_in, wait_for, workers
@@ -218,13 +220,19 @@ def begun(command: list[str]) -> Iterator[subprocess.Popen]:
         process.communicate()
 
 
-def done(command: list[str]) -> subprocess.CompletedProcess:
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+def done(
+    study: Path, folder: Path, url: str, *options: str, dead_after_s: float = 60.0
+) -> subprocess.CompletedProcess:
+    """The same command in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("carbonopt.storage.workers.HEARTBEAT_S", 0.5)
+        patch.setattr("carbonopt.storage.workers.DEAD_AFTER_S", dead_after_s)
+        return within("run", study, "--out", folder, "--storage", url, *options)
 
 
 @pytest.fixture
 def slow_study(tiny_study: dict) -> dict:
-    tiny_study["search"]["space"]["epochs"] = 2
+    tiny_study["search"]["space"]["epochs"] = 1
     tiny_study["search"]["space"]["global_batch_size"] = {"choices": [8, 16]}
     tiny_study["search"]["pruning"] = {"target": False, "cap": False}
     tiny_study["budget"] = {"trials": 2}
@@ -271,7 +279,7 @@ def test_a_second_worker_is_refused_and_a_dead_ones_trials_are_taken_over(
     with begun(command(study, first, url)) as worker:
         wait_for(lambda: trains(first))
         wait_for(lambda: closes(first))
-        refused = done(command(study, second, url))
+        refused = done(study, second, url)
         assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
         assert (
             f"process {worker.pid} on {os.uname().nodename} works on the study 'tiny'"
@@ -281,7 +289,7 @@ def test_a_second_worker_is_refused_and_a_dead_ones_trials_are_taken_over(
         assert not second.exists()
         worker.kill()
         worker.communicate()
-    taken_over = done(command(study, second, url))
+    taken_over = done(study, second, url)
     assert taken_over.returncode in (0, 3), taken_over.stderr
     check_whole(second)
     record = read(second).records[0]
@@ -293,17 +301,20 @@ def test_a_second_worker_is_refused_and_a_dead_ones_trials_are_taken_over(
 @pytest.mark.slow
 @can_contain
 def test_a_worker_that_was_not_heard_stores_nothing_more(
-    slow_study: dict, write_study, tmp_path: Path
+    tiny_study: dict, write_study, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'shared.db'}"
-    study, first, second = write_study(slow_study), tmp_path / "first", tmp_path / "second"
+    study = write_study(
+        {**lasting(tiny_study, tmp_path, brief="/second/"), "budget": {"trials": 2}}
+    )
+    first, second = tmp_path / "first", tmp_path / "second"
     with begun([*CONTAINED, *command(study, first, url)]) as container:
         wait_for(lambda: trains(first))
         wait_for(lambda: closes(first))
         (inner,) = (child.pid for child in psutil.Process(container.pid).children())
         os.kill(inner, signal.SIGSTOP)
         time.sleep(3)
-        taken_over = done(command(study, second, url, dead_after_s=2))
+        taken_over = done(study, second, url, dead_after_s=2)
         assert taken_over.returncode in (0, 3), taken_over.stderr
         before = read(second)
         os.kill(inner, signal.SIGCONT)
@@ -395,7 +406,7 @@ def test_workers_share_a_study_whenever_one_dies(
                 ),
             ]
 
-    for _ in range(3):
+    for _ in range(2):
         with shared() as processes:
             time.sleep(chance.uniform(3, 6))
             for process in chance.sample(processes, 3):
@@ -403,7 +414,7 @@ def test_workers_share_a_study_whenever_one_dies(
                 process.wait()
     with shared() as processes:
         assert [process.wait(240) for process in processes] == [0] * 3
-    data = check_shared(folder, url, 25, kills=9)
+    data = check_shared(folder, url, 25, kills=6)
     # The leading command's report has what the others used while they ended.
     reported = json.loads((folder / "report" / "data" / "report.json").read_text())["spent"][
         "outer_kwh"
@@ -415,6 +426,6 @@ def test_a_worker_joins_nothing_that_has_not_begun(
     wide_study: dict, write_study, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'none.db'}"
-    refused = done(joining(write_study(wide_study), tmp_path / "shared", url))
+    refused = done(write_study(wide_study), tmp_path / "shared", url, "--worker")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert not (tmp_path / "shared").exists() and not (tmp_path / "none.db").exists()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import carbonopt, refusal, within
+from commands import refusal, within
 from transformers import GPT2Config, LlamaConfig
 
 from carbonopt.core.errors import BadInput
@@ -40,12 +40,14 @@ def test_a_study_chooses_its_space_and_goes_on_with_it(
     auto_study: dict, write_study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("a cat sat on a mat. " * 250)
+    auto_study["workload"]["dataset"] = {"train_files": ["text.txt"]}
     study, folder = write_study(auto_study), tmp_path / "runs" / "tiny"
     assert (
         "chosen by carbonopt: global_batch_size, learning_rate, epochs, zero_stage"
         in within("check", study).stdout
     )
-    assert carbonopt("run", study, "--trials", 1).returncode in (0, 3)
+    assert within("run", study, "--trials", 1).returncode in (0, 3)
     data = read(folder)
     assert data.prepared is not None
     assert data.prepared.auto is not None
@@ -54,7 +56,7 @@ def test_a_study_chooses_its_space_and_goes_on_with_it(
     assert data.records[0].params.learning_rate == auto.start["learning_rate"]
     assert isinstance(auto.space["learning_rate"], Range)
     assert auto.facts.parameters == data.prepared.model_parameters
-    assert carbonopt("run", study, "--trials", 2).returncode in (0, 3)
+    assert within("run", study, "--trials", 2).returncode in (0, 3)
     again = read(folder)
     assert (again.config.search, len(again.records)) == (data.config.search, 2)
     assert again.provenance.study_file == study.read_text()

@@ -96,13 +96,6 @@ def test_a_section_without_keys_says_so(replay_study: dict, write_study) -> None
     assert "budget.trails" in sentence and "did you mean trials" in sentence
 
 
-@pytest.mark.slow
-def test_check_names_a_gpu_that_is_not_there(tiny_study: dict, write_study) -> None:
-    tiny_study["launch"] = {"kind": "local", "gpus": [97]}
-    done = within("check", write_study(tiny_study))
-    assert "not here" in done.stdout
-
-
 @pytest.mark.parametrize(
     "command",
     ["python t.py --text '{words}' {x}", "python -c '{program}' {x}", "python t.py --o {name} {x}"],

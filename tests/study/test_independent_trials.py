@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import carbonopt
+from commands import within
 from small_studies import study, trial
 from test_script import exported, study_of
 
@@ -163,7 +163,7 @@ run.report(accuracy=begin)
 
 @pytest.mark.slow
 def test_a_study_of_a_script_that_resumes_from_a_fixed_folder_says_so(tmp_path: Path) -> None:
-    carbonopt("run", study_of(tmp_path, RESUMES), "--out", tmp_path / "out")
+    within("run", study_of(tmp_path, RESUMES), "--out", tmp_path / "out")
     assert [record["inherited_files"] for record in exported(tmp_path / "out")] == [
         [],
         ["last.txt"],

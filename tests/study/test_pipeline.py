@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import carbonopt, within
+from commands import within
 from study.test_resume import training_in
 
 from carbonopt.core.errors import BadInput
@@ -213,14 +213,13 @@ def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_
     steps = [{**step, "study": f"chat-small/{step['study']}"} for step in STEPS]
     steps[0]["carry"] = 2
     chain, out = written(tmp_path, steps), tmp_path / "out"
-    killed_in(chain, out, "sft", 0)
     killed_in(chain, out, "sft", 2)  # a repeat, for its weights
     killed_in(chain, out, "reward", 0)
-    done = carbonopt("run", chain, "--out", out)
+    done = within("run", chain, "--out", out)
     assert done.returncode == 0, done.stderr
 
     exported = {
-        name: carbonopt("export", out / name).stdout for name in ("sft", "reward", "reward@sft-2")
+        name: within("export", out / name).stdout for name in ("sft", "reward", "reward@sft-2")
     }
     records = {name: list(map(json.loads, text.splitlines())) for name, text in exported.items()}
     assert all(
@@ -230,7 +229,7 @@ def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_
     assert [record["trial"] for record in records["reward"]] == [
         record["trial"] for record in records["reward@sft-2"]
     ]
-    for study, trial in (("sft", 0), ("sft", 2), ("reward", 0)):
+    for study, trial in (("sft", 2), ("reward", 0)):
         assert (
             records[study][trial]["attempt"] == 2
             and records[study][trial]["earlier_attempts_energy_kwh"] > 0
@@ -246,23 +245,23 @@ def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_
     assert set(begun.values()) == {str(path.resolve()) for path in kept}
 
     sessions = sessions_of(out)
-    assert [session["outer_kwh"] is None for session in sessions] == [True, True, True, False]
-    summary = json.loads(carbonopt("recommend", out, "--json").stdout)
+    assert [session["outer_kwh"] is None for session in sessions] == [True, True, False]
+    summary = json.loads(within("recommend", out, "--json").stdout)
     parts = [study["energy_kwh"] for study in summary["spent"]]
     between_kwh = sum(session["between_kwh"] for session in sessions)
     assert summary["energy_kwh"] == pytest.approx(sum(parts) + between_kwh) and between_kwh > 0
     assert len(summary["paths"]) == 2 and summary["closure"] is None
     assert "call_killed" in {caveat["key"] for caveat in summary["caveats"]}
 
-    again = carbonopt("run", chain, "--out", out)
+    again = within("run", chain, "--out", out)
     assert again.returncode == 0 and sessions_of(out) == sessions, (
         "nothing was left to do, and nothing was spent"
     )
-    assert carbonopt("report", out, "--out", tmp_path / "page").returncode == 0
+    assert within("report", out, "--out", tmp_path / "page").returncode == 0
     written_again = json.loads((tmp_path / "page" / "data" / "pipeline.json").read_text())
     assert written_again["energy_kwh"] == summary["energy_kwh"]
-    assert "give the folder of one: sft, reward" in carbonopt("export", out).stderr
-    assert carbonopt("recommend", out, "--target", 3).returncode == 2
+    assert "give the folder of one: sft, reward" in within("export", out).stderr
+    assert within("recommend", out, "--target", 3).returncode == 2
 
 
 @pytest.mark.slow
@@ -274,16 +273,16 @@ def test_the_three_steps_raise_the_gold_reward_and_add_up_to_one_reading(tmp_pat
         study["budget"]["trials"] = 1
         path.write_text(yaml.safe_dump(study))
     out = tmp_path / "out"
-    done = carbonopt("run", tmp_path / "studies" / "chat-small.yaml", "--out", out)
+    done = within("run", tmp_path / "studies" / "chat-small.yaml", "--out", out)
     assert done.returncode == 0, done.stderr
 
-    summary = json.loads(carbonopt("recommend", out, "--json").stdout)
+    summary = json.loads(within("recommend", out, "--json").stdout)
     assert [run["step"] for run in summary["paths"][0]["steps"]] == ["sft", "reward", "rlhf"]
     assert summary["closure"] == pytest.approx(1, abs=0.005)
     assert 0 < summary["between_kwh"] < summary["energy_kwh"] / 2
     assert summary["duration_s"] > sum(study["duration_s"] for study in summary["spent"])
 
-    records = list(map(json.loads, carbonopt("export", out / "rlhf").stdout.splitlines()))
+    records = list(map(json.loads, within("export", out / "rlhf").stdout.splitlines()))
     last = [record["evals"][-1]["other_qualities"] for record in records]
     assert len({record["seed"] for record in records}) == 3
     (start,) = {others["start_gold_reward"] for others in last}

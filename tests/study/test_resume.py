@@ -2,6 +2,7 @@
 behind.
 """
 
+import functools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import within
 from small_studies import study as small_study
 from small_studies import trial
 
@@ -29,10 +31,14 @@ from carbonopt.storage.url import connect, storage_url
 from carbonopt.study.input_files import check_unchanged, input_files, with_sha256
 from carbonopt.study.study_file import parse_study
 
+# Tests that wait for something read a study ten times a second, and connecting takes ten times as
+# long as reading.
+connected = functools.lru_cache(maxsize=4)(connect)
+
 
 def read(folder: Path):
     paths = StudyPaths(folder)
-    return StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read()
+    return StudyStorage.of_folder(connected(storage_url(paths, None)), paths).read()
 
 
 def start(study: Path, folder: Path, **environment: str) -> subprocess.Popen:
@@ -85,7 +91,7 @@ def training_in(folder: Path, number: int) -> bool:
 @pytest.fixture
 def slow_study(tiny_study: dict) -> dict:
     """Two trials of some seconds of training each."""
-    tiny_study["search"]["space"]["epochs"] = 2
+    tiny_study["search"]["space"]["epochs"] = 1
     tiny_study["search"]["space"]["global_batch_size"] = {"choices": [8, 16]}
     tiny_study["search"]["pruning"] = {"target": False, "cap": False}
     tiny_study["budget"] = {"trials": 2}
@@ -124,9 +130,7 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert terminated.attempt == 2
     assert terminated.earlier_attempts_energy_kwh == pytest.approx(used)
 
-    said = subprocess.run(
-        [sys.executable, "-m", "carbonopt", "recommend", folder], capture_output=True, text=True
-    )
+    said = within("recommend", folder)
     assert (
         "has not ended: it was interrupted; the same `carbonopt run` goes on with it" in said.stdout
     )
@@ -164,28 +168,6 @@ def test_killed_terminated_and_finished(slow_study: dict, write_study, tmp_path:
     assert report
 
 
-@pytest.mark.slow
-def test_the_only_configuration_is_run_again_after_an_interruption(
-    slow_study: dict, write_study, tmp_path: Path
-) -> None:
-    """Also where it is the study's start: it has been chosen, so that no other is left, but has not
-    been run.
-    """
-    slow_study["search"]["space"] = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2}
-    slow_study["search"]["start"] = {"global_batch_size": 8, "learning_rate": 1e-3, "epochs": 2}
-    study, folder = write_study(slow_study), tmp_path / "out"
-    command = start(study, folder)
-    wait_for(lambda: training_in(folder, 0))
-    os.kill(command.pid, signal.SIGINT)
-    command.communicate(timeout=60)
-    assert command.returncode == 130
-    done = go_on(study, folder, 2)
-    assert done.returncode in (0, 3), done.stderr
-    data = read(folder)
-    assert [(record.state, record.attempt) for record in data.records] == [(TrialState.COMPLETE, 2)]
-    assert data.ended == "every configuration of the search space has been run"
-
-
 # Its first attempt lasts until it is interrupted, its second one, in a folder of its own, a second.
 SPINNING = """
 import sys, time
@@ -209,6 +191,9 @@ def test_repeated_signals_lose_nothing_that_was_measured(
     """The signals come as late as can be after the trial was last stored: a record that ended there
     would lack these seconds, and so would the reading of the whole, so that the closure alone would
     not show it.
+
+    The only configuration is run again, also where it is the study's start: it has been chosen, so
+    that no other is left, but has not been run.
     """
     (tmp_path / "train.py").write_text(SPINNING)
     tiny_study["workload"] = {
@@ -216,8 +201,8 @@ def test_repeated_signals_lose_nothing_that_was_measured(
         "command": f"{sys.executable} train.py {{output_dir}} {{my_width}}",
     }
     tiny_study["target"] = {"accuracy": 0.5}
-    tiny_study["search"] = {"space": {"my_width": {"choices": [1]}}}
-    tiny_study["budget"] = {"trials": 1}
+    tiny_study["search"] = {"space": {"my_width": {"choices": [1]}}, "start": {"my_width": 1}}
+    tiny_study["budget"] = {"trials": 2}
     study, folder, unstored_s = write_study(tiny_study), tmp_path / "out", 1.5
 
     command = start(study, folder)
@@ -241,9 +226,10 @@ def test_repeated_signals_lose_nothing_that_was_measured(
     assert stages_kwh == pytest.approx(record.energy_kwh.total, rel=1e-6)
     assert footprint(data).closure == pytest.approx(1.0, abs=1e-5)
 
-    done = go_on(study, folder, 1)
+    done = go_on(study, folder, 2)
     assert done.returncode == 0, done.stderr
     data = read(folder)
+    assert data.ended == "every configuration of the search space has been run"
     (again,) = data.records
     assert (again.state, again.attempt) == (TrialState.COMPLETE, 2)
     assert again.earlier_attempts_energy_kwh == pytest.approx(record.energy_kwh.total)
@@ -309,18 +295,7 @@ def test_interrupted_while_operators_are_compiled(
 
 
 def go_on(study: Path, folder: Path, trials: int) -> subprocess.CompletedProcess:
-    command = [
-        sys.executable,
-        "-m",
-        "carbonopt",
-        "run",
-        str(study),
-        "--out",
-        str(folder),
-        "--trials",
-        str(trials),
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return within("run", study, "--out", folder, "--trials", trials)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from commands import carbonopt, refusal
+from commands import refusal, within
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -302,6 +302,6 @@ def test_a_model_that_a_step_before_hands_on_is_not_looked_at(damaged_study) -> 
 @pytest.mark.slow
 def test_run_refuses_before_the_first_trial(damaged_study, tmp_path) -> None:
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(damaged_study))
-    done = carbonopt("run", tmp_path / "study.yaml", "--out", tmp_path / "out")
+    done = within("run", tmp_path / "study.yaml", "--out", tmp_path / "out")
     assert done.returncode == 2 and "lack 4" in done.stderr
     assert not list((tmp_path / "out").glob("trials/*"))

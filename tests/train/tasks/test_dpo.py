@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import carbonopt
+from commands import within
 from small_studies import study
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trial_processes import Run, start
@@ -398,16 +398,14 @@ def test_another_output_layer_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_shipped_study_runs_to_its_end_and_its_winner_is_found_again(tmp_path):
-    done = carbonopt(
-        "run", ROOT / "studies" / "dpo.yaml", "--out", tmp_path / "out", "--trials", "2"
-    )
+    done = within("run", ROOT / "studies" / "dpo.yaml", "--out", tmp_path / "out", "--trials", "1")
     assert done.returncode == 0, done.stderr
     records = {
         record["trial"]: record
-        for record in map(json.loads, carbonopt("export", tmp_path / "out").stdout.splitlines())
+        for record in map(json.loads, within("export", tmp_path / "out").stdout.splitlines())
     }
-    recommended = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)
-    assert len(records) == 2 and recommended["met"] and "beta" in recommended["params"]
+    recommended = json.loads(within("recommend", tmp_path / "out", "--json").stdout)
+    assert len(records) == 1 and recommended["met"] and "beta" in recommended["params"]
     quality = records[recommended["trial"]]["quality"]
     winner = tmp_path / "out" / "report" / "winner"
     again = subprocess.run(

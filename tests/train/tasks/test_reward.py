@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import carbonopt
+from commands import within
 from small_studies import study
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -620,14 +620,14 @@ def test_adapters_learn_with_the_head(zero_stage, pretrained, trial):
 
 @pytest.mark.slow
 def test_the_shipped_study_runs_to_its_end_and_its_winner_is_found_again(tmp_path):
-    done = carbonopt(
-        "run", ROOT / "studies" / "reward.yaml", "--out", tmp_path / "out", "--trials", "2"
+    done = within(
+        "run", ROOT / "studies" / "reward.yaml", "--out", tmp_path / "out", "--trials", "1"
     )
     assert done.returncode == 0, done.stderr
-    exported = carbonopt("export", tmp_path / "out").stdout.splitlines()
+    exported = within("export", tmp_path / "out").stdout.splitlines()
     records = {record["trial"]: record for record in map(json.loads, exported)}
-    recommended = json.loads(carbonopt("recommend", tmp_path / "out", "--json").stdout)
-    assert len(records) == 2 and recommended["met"]
+    recommended = json.loads(within("recommend", tmp_path / "out", "--json").stdout)
+    assert len(records) == 1 and recommended["met"]
     quality = records[recommended["trial"]]["quality"]
     assert quality["name"] == "preference_accuracy" and quality["value"] >= 0.9
     assert quality["sum"] == round(quality["value"] * quality["count"])

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from commands import carbonopt
+from commands import within
 from small_studies import study
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from trial_processes import Run, start
@@ -589,9 +589,9 @@ def test_the_shipped_study_its_report_and_its_winner(tmp_path):
     report, and run.sh reaches the same quality.
     """
     out = tmp_path / "out"
-    done = carbonopt("run", LIBRARY.parent / "library-sql.yaml", "--out", out, "--trials", "1")
+    done = within("run", LIBRARY.parent / "library-sql.yaml", "--out", out, "--trials", "1")
     assert done.returncode == 0, done.stderr
-    record = json.loads(carbonopt("export", out, "--format", "jsonl").stdout)
+    record = json.loads(within("export", out, "--format", "jsonl").stdout)
     assert record["quality"]["name"] == "exact_match" and record["quality"]["count"] == 74
     assert record["quality"]["value"] >= 0.85 and len(record["predictions"]) == 12
     page, markdown = ((out / "report" / name).read_text() for name in ("index.html", "report.md"))
