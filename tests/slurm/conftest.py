@@ -160,8 +160,8 @@ class Cluster:
 
     def stop_controller(self) -> None:
         daemon = self._daemons.pop("slurmctld")
-        daemon.kill()
-        daemon.wait()
+        daemon.terminate()  # it stores its state
+        daemon.wait(30)
 
     def start_controller(self) -> None:
         self._daemon("slurmctld", "slurmctld", "-D")
