@@ -29,9 +29,10 @@ from carbonopt.report.document import (
 )
 from carbonopt.report.evaluated_data import UNKNOWN, agreement, evaluated_data, script_files
 from carbonopt.report.figures.fronts_figure import fronts
+from carbonopt.report.sections.contention_section import most_slowed
 from carbonopt.report.sections.provenance_section import stated
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import confidence_text, short_params
+from carbonopt.report.summary import AT_LEVEL, confidence_text, is_within_noise, short_params
 
 # Keys of caveats with which no saving is stated.
 _INCOMPARABLE = {
@@ -120,9 +121,12 @@ def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
     )
     saving = 1 - least_kg / next_kg if next_kg else 0.0
     than = f"{ranked[1].name}{', the next' if len(ranked) > 2 else ''}"
-    sure = confidence_text(view.comparison.less_interval)
-    less = f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run ({sure})"
-    return f"{less}, {view.at_common}, than {than}"
+    interval = view.comparison.less_interval
+    less = f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run ({confidence_text(interval)})"
+    compared_text = f"{less}, {view.at_common}, than {than}"
+    if is_within_noise(interval):
+        return f"No difference in CO2e is shown {AT_LEVEL}; {compared_text}"
+    return compared_text
 
 
 def _caveats(view: StudiesView) -> Iterator[Caveat]:
@@ -139,6 +143,7 @@ def _caveats(view: StudiesView) -> Iterator[Caveat]:
     yield from _of_scripts(view)
     yield from _of_copies(view)
     yield from _of_energy_sources(view)
+    yield from _of_contention(view)
     for name, study in view.by_name.items():
         if critical := [
             caveat.text for caveat in top(study).caveats if caveat.level is Level.CRITICAL
@@ -197,6 +202,18 @@ def _of_scripts(view: StudiesView) -> Iterator[Caveat]:
     }
     if differing := {name: ", ".join(sorted(names)) for name, names in own.items() if names}:
         yield view.caveat("different_scripts", files=_listed(differing), quality=view.quality.name)
+
+
+def _of_contention(view: StudiesView) -> Iterator[Caveat]:
+    """Yield a caveat where other work slowed a run of what is compared."""
+    slowed: dict[str, str] = {}
+    for name, study in view.by_name.items():
+        chosen = {study.recommendation.trial}
+        if worst := most_slowed(study.data.records, chosen):
+            share = fmt.percent_text(worst.cpu_wait_fraction)
+            slowed[name] = f"trial {worst.trial} waited for {share} of its time"
+    if slowed:
+        yield view.caveat("compared_contention", trials=_listed(slowed))
 
 
 def _of_copies(view: StudiesView) -> Iterator[Caveat]:

@@ -254,7 +254,40 @@ def test_the_headline_has_the_interval_of_repeated_runs():
     repeats = [study(trial(0, kwh), trial(1, kwh * 1.1, repeat_of=0)) for kwh in (1e-3, 1.04e-3)]
     view = StudiesView({name: StudyView(data) for name, data in zip("ab", repeats, strict=True)})
     lowest, highest = view.comparison.less_interval
-    assert lowest < 0 < highest and "confidence" in compared(view).headline
+    assert lowest < 0 < highest
+    verdict, figures = compared(view).headline.split(";")
+    assert "95 %" in verdict and "less" not in verdict and "3.85 % less" in figures
     # Each has half the squared distance of its logarithms as variance: two degrees of freedom.
     margin = 4.302653 * math.log(1.1) / math.sqrt(2)
     assert 1 - lowest == pytest.approx(math.exp(margin) / 1.04, rel=1e-6)
+
+
+def test_a_difference_beyond_the_noise_is_stated_first():
+    repeats = [study(trial(0, kwh), trial(1, kwh * 1.01, repeat_of=0)) for kwh in (1e-3, 2e-3)]
+    document = document_of(a=repeats[0], b=repeats[1])
+    assert document.headline.startswith("a: 50 % less CO2e a run (")
+
+
+@pytest.mark.parametrize("is_charged_by_cpu_time", [True, False])
+def test_other_work_beside_what_is_compared_is_a_caveat(is_charged_by_cpu_time: bool):
+    def of(*waits: float) -> StudyData:
+        """Return a study of one trial and its repeats, and of a costlier one that waited."""
+        runs = [
+            trial(number, 1e-3, repeat_of=0 if number else None, cpu_wait_fraction=wait)
+            for number, wait in enumerate(waits)
+        ]
+        other = trial(len(runs), 2e-3, cpu_wait_fraction=0.9)
+        if not is_charged_by_cpu_time:
+            return study(*runs, other)
+        return script_study(*runs, other, target={"perplexity": 6.0})
+
+    calm, slowed = of(0.03, 0.04), of(0.03, 0.5, 0.3)
+    assert "compared_contention" not in numbers_of(a=calm, b=calm)
+    (caveat,) = (
+        caveat
+        for caveat in document_of(a=calm, b=slowed).caveats
+        if caveat.key == "compared_contention"
+    )
+    assert caveat.level == 1
+    assert "b: trial 1" in caveat.numbers["trials"] and "50 %" in caveat.numbers["trials"]
+    assert "a:" not in caveat.numbers["trials"]

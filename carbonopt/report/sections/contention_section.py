@@ -1,8 +1,8 @@
 """Trials that other work on the machine slowed down."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
-from carbonopt.core.trial import StopReason
+from carbonopt.core.trial import StopReason, TrialRecord
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
@@ -22,6 +22,22 @@ def is_charged_by_cpu_time(data: StudyData) -> bool:
     )
 
 
+def most_slowed(
+    records: Iterable[TrialRecord], trials: Collection[int | None]
+) -> TrialRecord | None:
+    """Return the run of these trials, repeats included, that waited longest for a core.
+
+    None: other work slowed none of them.
+    """
+    runs = [
+        record
+        for record in records
+        if record.is_contended
+        and (record.trial if record.repeat_of is None else record.repeat_of) in trials
+    ]
+    return max(runs, key=lambda record: record.cpu_wait_fraction or 0.0, default=None)
+
+
 def caveats(study: StudyView) -> Iterator[Caveat]:
     contended = [record for record in study.data.records if record.is_contended]
     rec = study.recommendation
@@ -39,12 +55,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     compared = {rec.trial, rec.baseline.trial} if rec.met and rec.baseline else set()
     if len(compared) == 1:
         compared.clear()  # the report states no saving
-    decisive = [
-        row
-        for row in contended
-        if (row.trial if row.repeat_of is None else row.repeat_of) in compared
-    ]
-    worst = max(decisive or contended, key=lambda record: record.cpu_wait_fraction or 0.0)
+    decisive = most_slowed(contended, compared)
+    worst = decisive or max(contended, key=lambda record: record.cpu_wait_fraction or 0.0)
     key = "cpu_contention_saving" if decisive else "cpu_contention"
     yield study.caveat(key, count=len(contended), trial=worst.trial, share=worst.cpu_wait_fraction)
     pruned = [record.trial for record in contended if record.stop_reason == StopReason.CAP]
