@@ -155,6 +155,7 @@ class TrialWatch:
             ending.callback(self._phases.enter, Phase.SETUP, Stage.TEARDOWN)
             ending.callback(self._phases.end)
             self._listen()
+            self._note_waiting()
         self._phases.enter(Phase.GAP)
         readings = self.meter.take(*TRIAL_PHASES)
         if self._is_one_piece:
@@ -230,8 +231,17 @@ class TrialWatch:
             self._note(standstill_s=(self.so_far.standstill_s or 0.0) + still_s + asleep_s)
         return still_s
 
+    def _note_waiting(self) -> None:
+        """Note how long a script that says nothing waited for cores, as read from outside.
+
+        A training that reports its phases reads it itself, for the training alone.
+        """
+        if self.spec.program is not None and self._phase_untold:
+            self._note(cpu_wait_fraction=self.trial.cpu_wait_fraction())
+
     def _store(self) -> None:
         began_s = time.monotonic()
+        self._note_waiting()
         self.store(self._record({phase: self.meter.running(phase) for phase in TRIAL_PHASES}))
         ended_s = time.monotonic()
         self._store_at = ended_s + max(STORE_EVERY_S, (ended_s - began_s) / _STORE_SHARE)

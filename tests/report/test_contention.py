@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from small_studies import study, trial
+from small_studies import script_run, script_study, study, trial
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli import recommend_command as cli
@@ -182,3 +182,10 @@ def test_a_slowed_trial_that_decides_is_a_warning_also_by_cpu_time(decisive: str
     level = Level.NOTE if decisive is None else Level.WARNING
     assert (caveat.level, caveat.numbers["trial"]) == (level, trials[decisive])
     assert caveat.key == (CHARGED if decisive is None else f"{CHARGED}_saving")
+
+
+def test_a_script_whose_waiting_is_not_known_is_noted_once() -> None:
+    runs = script_run(0, 25.0, cpu_wait_fraction=0.03), script_run(1, 25.0), script_run(2, 25.0)
+    (caveat,) = caveats(StudyView(script_study(*runs)))
+    assert (caveat.key, caveat.level) == ("cpu_contention_unknown", Level.NOTE)
+    assert list(caveats(StudyView(script_study(runs[0])))) == []

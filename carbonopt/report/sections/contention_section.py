@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from carbonopt.core.trial import StopReason, TrialRecord
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
@@ -42,6 +42,8 @@ def most_slowed(
 def caveats(study: StudyView) -> Iterator[Caveat]:
     contended = [record for record in study.data.records if record.is_contended]
     rec = study.recommendation
+    if any(map(_is_unknown, study.data.records)) and study.data.config.is_script:
+        yield study.caveat("cpu_contention_unknown")
     if not contended:
         return
     if is_charged_by_cpu_time(study.data):
@@ -57,6 +59,10 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     pruned = [record.trial for record in contended if record.stop_reason == StopReason.CAP]
     if pruned and rec.met:
         yield study.caveat("cpu_contention_pruned", trials=pruned)
+
+
+def _is_unknown(record: TrialRecord) -> bool:
+    return record.state is TrialState.COMPLETE and record.cpu_wait_fraction is None
 
 
 def _of_cpu_time(study: StudyView, contended: Sequence[TrialRecord]) -> Caveat:
