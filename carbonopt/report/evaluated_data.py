@@ -34,7 +34,11 @@ def evaluated_data(data: StudyData) -> EvaluatedData:
     source = rows.get("Data set", UNKNOWN)
     files = () if dataset is None else dataset.eval_files or dataset.train_files or ()
     names = tuple(Path(file).name for file in files) or (source,)
-    return EvaluatedData(f"{source}, {amount}", names, amount, _sha256s(data, files))
+    has_own_files = dataset is not None and dataset.eval_files is not None
+    text = ", ".join(names) if has_own_files else source
+    if files and not has_own_files:
+        text = f"held out of {text}"
+    return EvaluatedData(f"{text}, {amount}", names, amount, _sha256s(data, files))
 
 
 def agreement(evaluated: Mapping[str, EvaluatedData]) -> Literal["same", "different", "unknown"]:

@@ -176,7 +176,10 @@ def test_evaluation_files_decide_and_not_their_names_or_the_training_data():
     assert doubts(a=one, b=of(train="two", sha256="8")) == set()
     assert doubts(a=one, b=of(train="one", sha256=None)) == set()
     assert doubts(a=one, b=of(train="one", sha256="9")) == {"different_data"}
-    assert doubts(a=one, b=of(train="one", sha256="8", tokens=99)) == {"different_data"}
+    fewer = of(train="one", sha256="8", tokens=99)
+    assert doubts(a=one, b=fewer) == {"different_data"}
+    text = numbers_of(a=one, b=fewer)["different_data"]["data"]
+    assert "test.txt, 100 target" in text and "one.txt" not in text
 
 
 def test_energy_of_other_sources_gives_no_saving():
