@@ -62,9 +62,11 @@ def watched(
     command: str = f"{PYTHON} train.py {{learning_rate}} {{my_width}}",
     params: TrialParams = PARAMS,
     workload: dict | None = None,
+    looks: list[float] | None = None,
     **rules,
 ) -> TrialRecord:
-    """The record of a trial that runs this script."""
+    """The record of a trial that runs this script; `looks` gets its energy at each look at it."""
+    looks = [] if looks is None else looks
     (folder / "train.py").write_text(textwrap.dedent(script))
     (folder / "trial").mkdir(exist_ok=True)
     task = Script(
@@ -107,6 +109,7 @@ def watched(
         rules=Rules(**settings),
         observers=[],
         progress=lambda *_: None,
+        still_running=looks.append,
         store=lambda record: None,
     ).run()
 
@@ -138,8 +141,10 @@ def test_waiting_of_a_script_without_lines_is_read_from_outside(tmp_path: Path) 
         pass
     print('{"accuracy": 0.5}')
     """
-    record = watched(script, tmp_path)
+    looks: list[float] = []
+    record = watched(script, tmp_path, looks=looks)
     assert record.state == TrialState.COMPLETE
+    assert len(looks) >= 3 and looks[-1] > 0, "two a second"
     if CpuTime(1.0, 0.0).wait_fraction is None:
         pytest.skip("this kernel doesn't tell for how long threads wait")
     assert record.cpu_wait_fraction > 0.3 and record.is_contended

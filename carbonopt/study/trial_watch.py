@@ -122,6 +122,8 @@ class TrialWatch:
     # Takes the step, the total steps and the energy of the training window in kWh.
     progress: Callable[[int, int, float], None]
     store: Callable[[TrialRecord], None]
+    # Takes the energy in kWh of the trial so far, at every look at it.
+    still_running: Callable[[float], None] = lambda spent_kwh: None
     # state of the file of the script's quality before the trial; None: there is none
     quality_file: FileState | None = None
     # Step and energy in kWh of the first report: before it, energy includes compilation.
@@ -194,7 +196,9 @@ class TrialWatch:
             event = self.trial.receive(TICK_S)
             heard_s += self._leave_out(standstill)
             self._phases.look()
-            if event is not None:
+            if event is None:
+                self.still_running(self._phases.spent_kwh)
+            else:
                 if self._is_sign_of_life(event):
                     heard_s = time.monotonic()
                 self._on_event(event)
