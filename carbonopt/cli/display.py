@@ -38,6 +38,8 @@ from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 
+_WIDEST = 10_000  # columns of a terminal that any table fits into
+
 
 class LiveDisplay:
     """A display of a running study on standard error, which implements `StudyDisplay`."""
@@ -317,7 +319,11 @@ def _probe_line(record: TrialRecord, settings: str) -> str:
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables of a document on standard output, as wide as the terminal."""
+    """Print tables of a document on standard output, as wide as the terminal.
+
+    A table that doesn't fit is printed as one line of each cell, with its column's label: as
+    columns, words would be cut.
+    """
     console = Console(highlight=False)
     for table in tables:
         grid = Grid(title=Text(printable(table.caption)), title_justify="left", box=box.SIMPLE)
@@ -329,4 +335,19 @@ def print_tables(tables: Iterable[Table]) -> None:
             grid.add_row(
                 *(Text(printable(cell.text), "bold" if cell.strong else "") for cell in row)
             )
-        console.print(grid)
+        if console.measure(grid, options=console.options.update_width(_WIDEST)).maximum > (
+            console.width
+        ):
+            _print_as_lines(console, table)
+        else:
+            console.print(grid)
+
+
+def _print_as_lines(console: Console, table: Table) -> None:
+    lines = ["", table.caption]
+    for row in table.rows:
+        lines.append("")
+        lines += [
+            f"{column.label}: {cell.text}" for column, cell in zip(table.columns, row, strict=True)
+        ]
+    console.print(Text(printable("\n".join(lines))), soft_wrap=True)

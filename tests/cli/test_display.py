@@ -5,8 +5,10 @@ import time
 import pytest
 from small_studies import script_run, script_study, study, trial
 
-from carbonopt.cli.display import LiveDisplay
+from carbonopt.cli.display import LiveDisplay, print_tables
 from carbonopt.core.units import kwh_from_joules
+from carbonopt.report.comparison_report import StudiesView, compared
+from carbonopt.report.study_view import StudyView
 from carbonopt.spec.trial_spec import TrialSpec
 
 
@@ -64,3 +66,21 @@ def test_what_a_trial_reported_stays_while_its_time_goes_on(now: list[float]) ->
     display.still_running(kwh_from_joules(70.0))
     first, _, used = lines(display)
     assert "5.0 s" in first and "step 3/10" in first and "50.0 J" in first and "70.0 J" in used
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 300])
+def test_a_table_is_never_cut(width: int, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = ("quickstart-of-a-long-name", "another-study-of-a-long-name")
+    view = StudiesView({name: StudyView(study(trial(0), name=name)) for name in names})
+    tables = [table for table in compared(view).tables() if not table.folded]
+    print_tables(tables)
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for table in tables:
+        assert all(column.label in out for column in table.columns)
+        assert all(cell.text in out for row in table.rows for cell in row)
+    recommended = next(table for table in tables if table.key == "recommended")
+    cell = recommended.rows[0][1]
+    line = f"{recommended.columns[1].label}: {cell.text}"
+    assert (line in out.splitlines()) is (width < 300)
