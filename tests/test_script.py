@@ -17,6 +17,7 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
 from carbonopt.core.trial import Forecast, Phase, StopReason, TrialRecord, TrialState
+from carbonopt.energy.cpu_time import CpuTime
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.spec.trial_spec import TrialSpec
@@ -61,9 +62,11 @@ def watched(
     command: str = f"{PYTHON} train.py {{learning_rate}} {{my_width}}",
     params: TrialParams = PARAMS,
     workload: dict | None = None,
+    looks: list[float] | None = None,
     **rules,
 ) -> TrialRecord:
-    """The record of a trial that runs this script."""
+    """The record of a trial that runs this script; `looks` gets its energy at each look at it."""
+    looks = [] if looks is None else looks
     (folder / "train.py").write_text(textwrap.dedent(script))
     (folder / "trial").mkdir(exist_ok=True)
     task = Script(
@@ -97,6 +100,7 @@ def watched(
     trial = WorkProcesses(
         [*program.argv], [{}], environment, log, folder=program.folder, invites=True
     )
+    trial.cpu_time.become_trial()
     return TrialWatch(
         spec=spec.model_copy(update={"program": program}),
         so_far=begun_record(spec, judged_by, "worker", None),
@@ -105,6 +109,7 @@ def watched(
         rules=Rules(**settings),
         observers=[],
         progress=lambda *_: None,
+        still_running=looks.append,
         store=lambda record: None,
     ).run()
 
@@ -124,6 +129,25 @@ def test_a_loop_tells_its_phases_steps_and_evaluations(tmp_path: Path) -> None:
     assert (energy.train, energy.eval, energy.setup) == (3.0, 3.0, 2.0)
     assert record.peak_memory_gib > 0
     assert 0 <= record.cpu_wait_fraction < 1
+
+
+def test_waiting_of_a_script_without_lines_is_read_from_outside(tmp_path: Path) -> None:
+    script = """
+    import os, time
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    os.fork()  # two processes on one core
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        pass
+    print('{"accuracy": 0.5}')
+    """
+    looks: list[float] = []
+    record = watched(script, tmp_path, looks=looks)
+    assert record.state == TrialState.COMPLETE
+    assert len(looks) >= 3 and looks[-1] > 0, "two a second"
+    if CpuTime(1.0, 0.0).wait_fraction is None:
+        pytest.skip("this kernel doesn't tell for how long threads wait")
+    assert record.cpu_wait_fraction > 0.3 and record.is_contended
 
 
 def test_outside_a_study_the_lines_do_nothing(tmp_path: Path) -> None:

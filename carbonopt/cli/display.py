@@ -39,6 +39,8 @@ from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import PlannedStart, StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 
+_WIDEST = 10_000  # columns of a terminal that any table fits into
+
 
 class LiveDisplay:
     """A display of a running study on standard error, which implements `StudyDisplay`."""
@@ -53,6 +55,8 @@ class LiveDisplay:
         self._spent_kwh = self._hours_before = 0.0
         self._ended = 0
         self._running = self._configuration = self._reached = ""
+        self._what = ""  # the latest that the running trial reported; empty: nothing yet
+        self._trial_began_s, self._running_kwh = self._began, 0.0  # of the running trial
         self._confirming = self._has_named_fixed = False
         self._searched = frozenset[str]()  # dimensions with more than one value
         self._best: TrialRecord | None = None
@@ -104,24 +108,31 @@ class LiveDisplay:
 
     def trial_started(self, spec: TrialSpec) -> None:
         self._name_what_is_fixed(spec.params)
-        self._running = f"trial {spec.number}{_repeats(spec)}"
-        self._configuration = self._settings(spec.params)
-        self._reached = ""
         self._confirming = spec.repeat_of is not None
-        self._refresh("starting")
+        self._begin(f"trial {spec.number}{_repeats(spec)}", spec)
 
     def probe_started(self, spec: TrialSpec) -> None:
         self._name_what_is_fixed(spec.params)
-        self._running = f"probe {spec.number}"
+        self._begin(f"probe {spec.number}", spec)
+
+    def _begin(self, running: str, spec: TrialSpec) -> None:
+        self._running = running
         self._configuration = self._settings(spec.params)
         self._reached = ""
-        self._refresh("starting")
+        self._trial_began_s, self._running_kwh = time.monotonic(), 0.0
+        self._refresh("")
+
+    def still_running(self, spent_kwh: float) -> None:
+        self._running_kwh = spent_kwh
+        self._refresh(self._what)
 
     def probe_ended(self, record: TrialRecord) -> None:
         self._spent_kwh += record.spent_kwh
+        self._running_kwh = 0.0
         self._print(_probe_line(record, self._settings(record.params)))
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
+        self._running_kwh = max(self._running_kwh, train_kwh)
         self._refresh(f"step {step}/{total_steps}{self._reached}  {energy_text(train_kwh)}")
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
@@ -131,6 +142,7 @@ class LiveDisplay:
 
     def trial_ended(self, record: TrialRecord) -> None:
         self._spent_kwh += record.energy_kwh.total if record.energy_kwh else 0.0
+        self._running_kwh = 0.0
         self._ended += record.repeat_of is None
         self._consider(record)
         line = _trial_line(record, self._settings(record.params))
@@ -164,6 +176,10 @@ class LiveDisplay:
             self._best, self._best_kg_co2e = record, kg_co2e
 
     def _refresh(self, what: str) -> None:
+        self._what = what
+        elapsed = human_duration(time.monotonic() - self._trial_began_s)
+        if not what:
+            what = energy_text(self._running_kwh) if self._running_kwh else "starting"
         best = f"none meets {self._config.target.at()}"
         if self._best is not None:
             best = f"trial {self._best.trial}, {emissions_text(self._best_kg_co2e)}"
@@ -172,7 +188,7 @@ class LiveDisplay:
                 best += f", {less_text(saving)} than the start"
         # A narrow terminal cuts off the ends of lines, so the configuration comes last.
         lines = [
-            f"{self._running}  {what}  {self._configuration}",
+            f"{self._running}  {elapsed}  {what}  {self._configuration}",
             f"best so far: {best}",
             self._left(),
         ]
@@ -182,7 +198,8 @@ class LiveDisplay:
         budget = self._config.budget
         elapsed_s = self._hours_before * 3600 + time.monotonic() - self._began
         left_s = (budget.hours or 0.0) * 3600 - elapsed_s
-        left_kwh = (budget.energy_kwh or 0.0) - self._spent_kwh
+        spent_kwh = self._spent_kwh + self._running_kwh
+        left_kwh = (budget.energy_kwh or 0.0) - spent_kwh
         searching = ""
         if budget.trials is not None:
             searching = f"trial {self._ended + 1} of {budget.trials}"
@@ -190,7 +207,7 @@ class LiveDisplay:
                 rest_s = elapsed_s / self._ended * (budget.trials - self._ended)
                 searching += f", about {human_duration(rest_s)} left"
         parts = [
-            f"used: {human_duration(elapsed_s)}, {energy_text(self._spent_kwh)}",
+            f"used: {human_duration(elapsed_s)}, {energy_text(spent_kwh)}",
             "confirming" if self._confirming else searching,
             "" if budget.hours is None else f"{human_duration(max(0.0, left_s))} left",
             "" if budget.energy_kwh is None else f"{energy_text(max(0.0, left_kwh))} left",
@@ -312,7 +329,11 @@ def _probe_line(record: TrialRecord, settings: str) -> str:
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """Print tables of a document on standard output, as wide as the terminal."""
+    """Print tables of a document on standard output, as wide as the terminal.
+
+    A table that doesn't fit is printed as one line of each cell, with its column's label: as
+    columns, words would be cut.
+    """
     console = Console(highlight=False)
     for table in tables:
         grid = Grid(title=Text(printable(table.caption)), title_justify="left", box=box.SIMPLE)
@@ -324,4 +345,19 @@ def print_tables(tables: Iterable[Table]) -> None:
             grid.add_row(
                 *(Text(printable(cell.text), "bold" if cell.strong else "") for cell in row)
             )
-        console.print(grid)
+        if console.measure(grid, options=console.options.update_width(_WIDEST)).maximum > (
+            console.width
+        ):
+            _print_as_lines(console, table)
+        else:
+            console.print(grid)
+
+
+def _print_as_lines(console: Console, table: Table) -> None:
+    lines = ["", table.caption]
+    for row in table.rows:
+        lines.append("")
+        lines += [
+            f"{column.label}: {cell.text}" for column, cell in zip(table.columns, row, strict=True)
+        ]
+    console.print(Text(printable("\n".join(lines))), soft_wrap=True)

@@ -27,6 +27,15 @@ class CpuTime(NamedTuple):
     # Time ready to run without a core, summed over threads; 0 where the kernel doesn't count it.
     waited_s: float = 0.0
 
+    @property
+    def wait_fraction(self) -> float | None:
+        """The share of the time, ready to run, in which the threads had no core.
+
+        None where nothing ran yet or the kernel doesn't count waiting.
+        """
+        ready_s = self.ran_s + self.waited_s
+        return self.waited_s / ready_s if ready_s > 0 and _kernel_counts_waiting() else None
+
 
 class StudyTimes(NamedTuple):
     """Running totals of the CPU time of a study's processes on this machine."""
@@ -256,6 +265,14 @@ def _waited_s(pid: int, thread: int) -> float:
     except (OSError, IndexError, ValueError):
         # A kernel without CONFIG_SCHED_INFO, or a thread that has just ended.
         return 0.0
+
+
+def _kernel_counts_waiting() -> bool:
+    """Return whether schedstat counts; without CONFIG_SCHED_INFO it is absent or all zeros."""
+    try:
+        return int(_read("/proc/self/schedstat").split()[0]) > 0
+    except (OSError, IndexError, ValueError):
+        return False
 
 
 def _kernel_lists_children() -> bool:

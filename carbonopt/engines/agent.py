@@ -164,6 +164,10 @@ class Agent:
         assert self._trial is not None
         self._trial.answer(None if stop is None else StopReason(stop))
 
+    def cpu_wait_fraction(self) -> float | None:
+        assert self._trial is not None
+        return self._trial.cpu_wait_fraction()
+
     def end(self) -> None:
         assert self._trial is not None
         self._trial.end()

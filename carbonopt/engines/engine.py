@@ -65,6 +65,13 @@ class RunningTrial(Protocol):
         None where this machine can't know it.
         """
 
+    def cpu_wait_fraction(self) -> float | None:
+        """Return the share of their time in which the trial's threads lacked a core, so far.
+
+        It is read from outside, and covers all of the trial's processes; with several machines, it
+        is that of the machine where they waited most. None where it can't be known.
+        """
+
     def end(self) -> None:
         """End all that is left of the trial and wait for it, so that its memory is free again."""
 

@@ -150,6 +150,10 @@ class NodesTrial:
     def runnable_s(self) -> None:
         """Return None: the trial also runs on other machines, which go on while this one waits."""
 
+    def cpu_wait_fraction(self) -> float | None:
+        shares = [remote.ask("cpu_wait_fraction") for remote in self._remotes]
+        return max((share for share in shares if share is not None), default=None)
+
     def end(self) -> None:
         together(self._remotes, "end")
 

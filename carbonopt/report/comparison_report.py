@@ -7,7 +7,6 @@ one figure.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from carbonopt.analysis.study_comparison import ComparedStudy, compare_studies
@@ -28,13 +27,21 @@ from carbonopt.report.document import (
     table,
     word,
 )
+from carbonopt.report.evaluated_data import UNKNOWN, agreement, evaluated_data, script_files
 from carbonopt.report.figures.fronts_figure import fronts
+from carbonopt.report.sections.contention_section import most_slowed
 from carbonopt.report.sections.provenance_section import stated
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import confidence_text, short_params
+from carbonopt.report.summary import AT_LEVEL, confidence_text, is_within_noise, short_params
 
-_INCOMPARABLE = {"different_objectives", "different_data", "same_trials"}  # keys of caveats
-_UNKNOWN = "not recorded"
+# Keys of caveats with which no saving is stated.
+_INCOMPARABLE = {
+    "different_objectives",
+    "different_data",
+    "unknown_data",
+    "different_energy_sources",
+    "same_trials",
+}
 
 
 class StudiesView:
@@ -114,9 +121,12 @@ def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
     )
     saving = 1 - least_kg / next_kg if next_kg else 0.0
     than = f"{ranked[1].name}{', the next' if len(ranked) > 2 else ''}"
-    sure = confidence_text(view.comparison.less_interval)
-    less = f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run ({sure})"
-    return f"{less}, {view.at_common}, than {than}"
+    interval = view.comparison.less_interval
+    less = f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run ({confidence_text(interval)})"
+    compared_text = f"{less}, {view.at_common}, than {than}"
+    if is_within_noise(interval):
+        return f"No difference in CO2e is shown {AT_LEVEL}; {compared_text}"
+    return compared_text
 
 
 def _caveats(view: StudiesView) -> Iterator[Caveat]:
@@ -126,21 +136,14 @@ def _caveats(view: StudiesView) -> Iterator[Caveat]:
             {study.name: quality.target_text(study.target.value) for study in common.studies}
         )
         yield view.caveat("different_targets", targets=targets)
-    known = {name: rows for name, rows in view.stated.items() if "Data set" in rows}
-    evaluated = {
-        name: f"{rows['Data set']}, {rows.get('Evaluation data', _UNKNOWN)}"
-        for name, rows in known.items()
-    }
-    if len(set(evaluated.values())) > 1:
-        yield view.caveat("different_data", data=_listed(evaluated), quality=quality.name)
+    yield from _of_evaluated_data(view)
     counted = {name: study.data.config.carbon.objective for name, study in view.by_name.items()}
     if len(set(counted.values())) > 1:
         yield view.caveat("different_objectives", objectives=_listed(counted))
     yield from _of_scripts(view)
     yield from _of_copies(view)
-    sources = {name: rows.get("Energy of", _UNKNOWN) for name, rows in view.stated.items()}
-    if len(set(sources.values())) > 1:
-        yield view.caveat("different_energy_sources", sources=_listed(sources))
+    yield from _of_energy_sources(view)
+    yield from _of_contention(view)
     for name, study in view.by_name.items():
         if critical := [
             caveat.text for caveat in top(study).caveats if caveat.level is Level.CRITICAL
@@ -156,10 +159,38 @@ def _caveats(view: StudiesView) -> Iterator[Caveat]:
         yield view.caveat("compared_single_runs", studies=", ".join(once))
 
 
+def _of_evaluated_data(view: StudiesView) -> Iterator[Caveat]:
+    """Yield a caveat unless all studies are known to have been evaluated on the same data."""
+    evaluated = {name: evaluated_data(study.data) for name, study in view.by_name.items()}
+    found = agreement(evaluated)
+    if found != "same":
+        texts = _listed({name: each.text for name, each in evaluated.items()})
+        yield view.caveat(f"{found}_data", data=texts, quality=view.quality.name)
+
+
+def _of_energy_sources(view: StudiesView) -> Iterator[Caveat]:
+    """Yield a caveat where other components are counted, or are known in another way."""
+    texts = {name: rows.get("Energy of", UNKNOWN) for name, rows in view.stated.items()}
+    first, *others = view.by_name.values()
+    if any(
+        _counted(other, "energy_source") != _counted(first, "energy_source") for other in others
+    ):
+        yield view.caveat("different_energy_sources", sources=_listed(texts))
+    elif any(_counted(other, "models") != _counted(first, "models") for other in others):
+        yield view.caveat("different_energy_models", sources=_listed(texts))
+
+
+def _counted(study: StudyView, field: str) -> dict[str, str]:
+    """Return a field of the provenance for the components that emissions count."""
+    by_component: dict[str, str] = getattr(study.data.provenance, field)
+    is_gpu_alone = study.data.config.carbon.objective == "gpu"
+    return {name: text for name, text in by_component.items() if name == "gpu" or not is_gpu_alone}
+
+
 def _of_scripts(view: StudiesView) -> Iterator[Caveat]:
     """Yield a caveat where the studies' scripts, or the files that they read, differ."""
-    contents = {  # for each study, names of files by their sha256
-        name: {file.sha256: Path(file.path).name for file in study.data.inputs or () if file.sha256}
+    contents = {
+        name: script_files(study.data)
         for name, study in view.by_name.items()
         if study.data.config.is_script
     }
@@ -171,6 +202,18 @@ def _of_scripts(view: StudiesView) -> Iterator[Caveat]:
     }
     if differing := {name: ", ".join(sorted(names)) for name, names in own.items() if names}:
         yield view.caveat("different_scripts", files=_listed(differing), quality=view.quality.name)
+
+
+def _of_contention(view: StudiesView) -> Iterator[Caveat]:
+    """Yield a caveat where other work slowed a run of what is compared."""
+    slowed: dict[str, str] = {}
+    for name, study in view.by_name.items():
+        chosen = {study.recommendation.trial}
+        if worst := most_slowed(study.data.records, chosen):
+            share = fmt.percent_text(worst.cpu_wait_fraction)
+            slowed[name] = f"trial {worst.trial} waited for {share} of its time"
+    if slowed:
+        yield view.caveat("compared_contention", trials=_listed(slowed))
 
 
 def _of_copies(view: StudiesView) -> Iterator[Caveat]:
@@ -201,7 +244,7 @@ def _of_run(name: str) -> Callable[[ComparedStudy], Any]:
 def _studies(view: StudiesView) -> Table:
     def said(*labels: str) -> Callable[[ComparedStudy], str]:
         """Return a function that gives the first of these labels' texts that a study states."""
-        return lambda study: next(filter(None, map(view.stated[study.name].get, labels)), _UNKNOWN)
+        return lambda study: next(filter(None, map(view.stated[study.name].get, labels)), UNKNOWN)
 
     described = {
         "Machine": said("Hardware"),

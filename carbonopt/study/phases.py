@@ -54,6 +54,11 @@ class TrialPhases:
         return self.meter.running(Phase.TRAIN).total_kwh
 
     @property
+    def spent_kwh(self) -> float:
+        """The energy of all of the trial's phases so far."""
+        return math.fsum(self.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
+
+    @property
     def stepped_kwh(self) -> float:
         """The energy of the training up to the last step that was reported."""
         return self._readings[0].total_kwh if self._readings else 0.0

@@ -155,6 +155,7 @@ class TrialRunner:
             observers=observers,
             progress=progress,
             store=store,
+            still_running=self.session.display.still_running,
             quality_file=quality_file,
         ).run()
 

@@ -122,6 +122,8 @@ class TrialWatch:
     # Takes the step, the total steps and the energy of the training window in kWh.
     progress: Callable[[int, int, float], None]
     store: Callable[[TrialRecord], None]
+    # Takes the energy in kWh of the trial so far, at every look at it.
+    still_running: Callable[[float], None] = lambda spent_kwh: None
     # state of the file of the script's quality before the trial; None: there is none
     quality_file: FileState | None = None
     # Step and energy in kWh of the first report: before it, energy includes compilation.
@@ -155,6 +157,7 @@ class TrialWatch:
             ending.callback(self._phases.enter, Phase.SETUP, Stage.TEARDOWN)
             ending.callback(self._phases.end)
             self._listen()
+            self._note_waiting()
         self._phases.enter(Phase.GAP)
         readings = self.meter.take(*TRIAL_PHASES)
         if self._is_one_piece:
@@ -193,7 +196,9 @@ class TrialWatch:
             event = self.trial.receive(TICK_S)
             heard_s += self._leave_out(standstill)
             self._phases.look()
-            if event is not None:
+            if event is None:
+                self.still_running(self._phases.spent_kwh)
+            else:
                 if self._is_sign_of_life(event):
                     heard_s = time.monotonic()
                 self._on_event(event)
@@ -230,8 +235,17 @@ class TrialWatch:
             self._note(standstill_s=(self.so_far.standstill_s or 0.0) + still_s + asleep_s)
         return still_s
 
+    def _note_waiting(self) -> None:
+        """Note how long a script that says nothing waited for cores, as read from outside.
+
+        A training that reports its phases reads it itself, for the training alone.
+        """
+        if self.spec.program is not None and self._phase_untold:
+            self._note(cpu_wait_fraction=self.trial.cpu_wait_fraction())
+
     def _store(self) -> None:
         began_s = time.monotonic()
+        self._note_waiting()
         self.store(self._record({phase: self.meter.running(phase) for phase in TRIAL_PHASES}))
         ended_s = time.monotonic()
         self._store_at = ended_s + max(STORE_EVERY_S, (ended_s - began_s) / _STORE_SHARE)

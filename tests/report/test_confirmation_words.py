@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from analysis.test_confirmation import CLEAR, Replayed, batch, rows
 from documents import caveats_of, markdown_of, texts_of
+from small_studies import study, trial
 
 from carbonopt.analysis.confidence import Evidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.report.sections.confirmation_section import section
+from carbonopt.report.sections.confirmation_section import caveats, section
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.writing import write_report
 
@@ -85,3 +86,25 @@ def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:
     bounds = [evidence.confidence(configuration).value_bound for configuration in by_batch]
     standings = ["refuted", "in doubt", "confirmed"]
     assert sorted(said) == sorted(zip(map(PERPLEXITY.text, bounds), standings, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_several_repeated_configurations_are_as_many_chances(count: int) -> None:
+    """One alone is one chance, as anyone expects."""
+    runs = [trial(number, 1e-3 * (1 + number)) for number in range(count)]
+    repeats = [
+        trial(
+            number + count * seed,
+            1e-3 * (1 + number),
+            5.0 + 0.01 * seed,
+            repeat_of=number,
+            seed=3 + seed,
+            params={"learning_rate": 1e-3 * (1 + number)},
+        )
+        for seed in (1, 2)
+        for number in range(count)
+    ]
+    view = StudyView(study(*runs, *repeats))
+    assert view.recommendation.confidence.confirmed
+    found = [caveat.numbers for caveat in caveats(view) if caveat.key == "many_confirmed"]
+    assert found == ([] if count == 1 else [{"tried": count}])

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from small_studies import study, trial
+from small_studies import script_run, script_study, study, trial
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli import recommend_command as cli
 from carbonopt.cli.answers import print_recommendation
 from carbonopt.core.states import CPU_CONTENTION_FROM
+from carbonopt.core.trial import TrialRecord
 from carbonopt.report.document import Caveat, Level
 from carbonopt.report.sections.contention_section import caveats
 from carbonopt.report.study_view import StudyView
@@ -135,23 +136,56 @@ def test_a_caveat_has_the_same_words_everywhere(
                 assert answer["caveats"] == report
 
 
-def test_of_what_is_charged_by_cpu_time_waiting_is_no_doubt() -> None:
+CHARGED = "cpu_contention_charged"
+TOLD, UNTOLD = (
+    SessionLedger(started_at="2026-01-01T00:00:00Z", other_kwh=other) for other in (1e-5, None)
+)
+OF_THE_CPU = study().provenance.model_copy(
+    update={"energy_source": {"cpu": "modelled", "ram": "modelled"}}
+)
+
+
+def keys(*runs: TrialRecord, session: SessionLedger, provenance: Provenance) -> list[str]:
+    data = study(*runs, sessions=(session,), provenance=provenance)
+    return [caveat.key for caveat in caveats(StudyView(data))]
+
+
+def test_only_what_is_charged_by_cpu_time_leaves_the_time_of_waiting_out() -> None:
     """Without a GPU, which draws power while it waits, and in studies that know what other work
     used.
     """
     runs = trial(0, 4e-3, 4.5), trial(1, 1e-3, cpu_wait_fraction=0.5)
     capped = trial(2, 1.1e-3, state="pruned", stop_reason="cap", cpu_wait_fraction=0.6)
-    of_the_cpu = study().provenance.model_copy(
-        update={"energy_source": {"cpu": "modelled", "ram": "modelled"}}
-    )
-    told, untold = (
-        SessionLedger(started_at="2026-01-01T00:00:00Z", other_kwh=other) for other in (1e-5, None)
-    )
+    assert keys(*runs, capped, session=TOLD, provenance=OF_THE_CPU) == [f"{CHARGED}_saving"]
+    for session, provenance in ((UNTOLD, OF_THE_CPU), (TOLD, study().provenance)):
+        assert keys(*runs, capped, session=session, provenance=provenance) == [SAVING, PRUNED]
 
-    def keys(session: SessionLedger, provenance: Provenance) -> list[str]:
-        data = study(*runs, capped, sessions=(session,), provenance=provenance)
-        return [caveat.key for caveat in caveats(StudyView(data))]
 
-    assert keys(told, of_the_cpu) == ["cpu_contention_charged"]
-    for session, provenance in ((untold, of_the_cpu), (told, study().provenance)):
-        assert keys(session, provenance) == [SAVING, PRUNED]
+@pytest.mark.parametrize("decisive", ["recommended", "repeat", "baseline", "capped", None])
+def test_a_slowed_trial_that_decides_is_a_warning_also_by_cpu_time(decisive: str | None) -> None:
+    """OpenMP's threads spin while one of them waits: CPU time rises, too."""
+
+    def wait_if(role: str) -> float:
+        return 0.4 if role == decisive else 0.03
+
+    same = {"params": {"learning_rate": 2e-3}}
+    runs = (
+        trial(0, 4e-3, 4.5, cpu_wait_fraction=wait_if("baseline")),
+        trial(1, 1e-3, cpu_wait_fraction=wait_if("recommended")),
+        trial(2, 1e-3, repeat_of=1, seed=4, cpu_wait_fraction=wait_if("repeat"), **same),
+        trial(3, 2e-3, state="pruned", stop_reason="cap", cpu_wait_fraction=wait_if("capped")),
+        trial(4, 3e-3, cpu_wait_fraction=0.9),
+    )
+    data = study(*runs, sessions=(TOLD,), provenance=OF_THE_CPU)
+    (caveat,) = caveats(StudyView(data))
+    trials = {"baseline": 0, "recommended": 1, "repeat": 2, "capped": 3, None: 4}
+    level = Level.NOTE if decisive is None else Level.WARNING
+    assert (caveat.level, caveat.numbers["trial"]) == (level, trials[decisive])
+    assert caveat.key == (CHARGED if decisive is None else f"{CHARGED}_saving")
+
+
+def test_a_script_whose_waiting_is_not_known_is_noted_once() -> None:
+    runs = script_run(0, 25.0, cpu_wait_fraction=0.03), script_run(1, 25.0), script_run(2, 25.0)
+    (caveat,) = caveats(StudyView(script_study(*runs)))
+    assert (caveat.key, caveat.level) == ("cpu_contention_unknown", Level.NOTE)
+    assert list(caveats(StudyView(script_study(runs[0])))) == []

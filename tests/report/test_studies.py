@@ -120,13 +120,87 @@ def test_a_copy_of_a_study_is_no_other_study():
     )
 
 
+DOUBTFUL = {"different_data", "unknown_data"}
+
+
+def doubts(**studies: StudyData) -> set[str]:
+    """Return the caveats about the data, after a look at the headline that follows from them."""
+    document = document_of(**studies)
+    found = {caveat.key for caveat in document.caveats} & DOUBTFUL
+    assert ("CO2e" not in document.headline) is bool(found)
+    assert all(caveat.level == 0 for caveat in document.caveats if caveat.key in found)
+    return found
+
+
+def with_inputs(data: StudyData, /, **sha256s: str | None) -> StudyData:
+    files = (
+        InputFile(path=path, bytes=1, mtime_ns=0, sha256=sha256) for path, sha256 in sha256s.items()
+    )
+    return data.model_copy(update={"inputs": tuple(files)})
+
+
+def replay_of(sha256: str | None = None) -> StudyData:
+    return with_inputs(study(trial(0), raw=REPLAY), **{"/somewhere/runs.jsonl": sha256})
+
+
+def test_replays_are_compared_where_their_runs_are_of_one_table():
+    assert doubts(a=replay_of("1"), b=replay_of("1")) == set()
+    for others in (replay_of("2"), replay_of(), SMALL):
+        assert doubts(a=replay_of("1"), b=others) == {"unknown_data"}
+    assert doubts(a=replay_of(), b=replay_of()) == {"unknown_data"}
+    assert doubts(a=replay_of("1"), b=replay_of("1"), c=SMALL) == {"unknown_data"}
+
+
+def script_with(**sha256s: str | None) -> StudyData:
+    return with_inputs(script_study(script_run(0, 25.0)), **sha256s)
+
+
+def test_scripts_are_compared_where_their_files_are_the_same():
+    same = script_with(train="1", data="2")
+    assert doubts(a=same, b=script_with(other="1", moved="2")) == set()
+    for other in (script_with(train="1", data="3"), script_with(train=None), script_with()):
+        assert doubts(a=same, b=other) == {"unknown_data"}
+    assert doubts(a=script_with(), b=script_with()) == {"unknown_data"}
+
+
+def test_evaluation_files_decide_and_not_their_names_or_the_training_data():
+    def of(*, train: str, sha256: str | None, tokens: int = 100) -> StudyData:
+        ends = f"/home/{train}/test.txt"
+        workload = SMALL.config.workload.model_dump(exclude_none=True)
+        workload["dataset"] = {"train_files": [f"/home/me/{train}.txt"], "eval_files": [ends]}
+        prepared = PREPARED.model_copy(update={"eval_tokens": tokens})
+        data = study(trial(0), raw={"workload": workload}, prepared=prepared)
+        return with_inputs(data, **{ends: sha256})
+
+    one = of(train="one", sha256="8")
+    assert doubts(a=one, b=of(train="two", sha256="8")) == set()
+    assert doubts(a=one, b=of(train="one", sha256=None)) == set()
+    assert doubts(a=one, b=of(train="one", sha256="9")) == {"different_data"}
+    fewer = of(train="one", sha256="8", tokens=99)
+    assert doubts(a=one, b=fewer) == {"different_data"}
+    text = numbers_of(a=one, b=fewer)["different_data"]["data"]
+    assert "test.txt, 100 target" in text and "one.txt" not in text
+
+
+def test_energy_of_other_sources_gives_no_saving():
+    def source(known: dict[str, str], objective: str = "all") -> StudyData:
+        carbon = SMALL.config.carbon.model_dump(exclude_none=True) | {"objective": objective}
+        data = study(trial(0), raw={"carbon": carbon})
+        provenance = data.provenance.model_copy(update={"energy_source": known})
+        return data.model_copy(update={"provenance": provenance})
+
+    ours, theirs = {"gpu": "measured", "cpu": "modelled"}, {"gpu": "measured", "cpu": "measured"}
+    differing = document_of(a=source(ours), b=source(theirs))
+    assert [caveat.level for caveat in differing.caveats if "sources" in caveat.key] == [0]
+    assert "CO2e" not in differing.headline
+    gpus = document_of(a=source(ours, "gpu"), b=source(theirs, "gpu"))
+    assert not [caveat for caveat in gpus.caveats if "energy" in caveat.key]
+    assert "CO2e" in gpus.headline
+
+
 def test_scripts_that_differ_are_said():
     def of(**sha256s: str | None) -> StudyData:
-        files = (
-            InputFile(path=f"/home/me/{name}.py", bytes=1, mtime_ns=0, sha256=sha256)
-            for name, sha256 in sha256s.items()
-        )
-        return script_study(script_run(0, 25.0)).model_copy(update={"inputs": tuple(files)})
+        return script_with(**{f"/home/me/{name}.py": sha256 for name, sha256 in sha256s.items()})
 
     differing = numbers_of(a=of(train="1", data="2"), b=of(train="3", data="2"))[
         "different_scripts"
@@ -183,7 +257,40 @@ def test_the_headline_has_the_interval_of_repeated_runs():
     repeats = [study(trial(0, kwh), trial(1, kwh * 1.1, repeat_of=0)) for kwh in (1e-3, 1.04e-3)]
     view = StudiesView({name: StudyView(data) for name, data in zip("ab", repeats, strict=True)})
     lowest, highest = view.comparison.less_interval
-    assert lowest < 0 < highest and "confidence" in compared(view).headline
+    assert lowest < 0 < highest
+    verdict, figures = compared(view).headline.split(";")
+    assert "95 %" in verdict and "less" not in verdict and "3.85 % less" in figures
     # Each has half the squared distance of its logarithms as variance: two degrees of freedom.
     margin = 4.302653 * math.log(1.1) / math.sqrt(2)
     assert 1 - lowest == pytest.approx(math.exp(margin) / 1.04, rel=1e-6)
+
+
+def test_a_difference_beyond_the_noise_is_stated_first():
+    repeats = [study(trial(0, kwh), trial(1, kwh * 1.01, repeat_of=0)) for kwh in (1e-3, 2e-3)]
+    document = document_of(a=repeats[0], b=repeats[1])
+    assert document.headline.startswith("a: 50 % less CO2e a run (")
+
+
+@pytest.mark.parametrize("is_charged_by_cpu_time", [True, False])
+def test_other_work_beside_what_is_compared_is_a_caveat(is_charged_by_cpu_time: bool):
+    def of(*waits: float) -> StudyData:
+        """Return a study of one trial and its repeats, and of a costlier one that waited."""
+        runs = [
+            trial(number, 1e-3, repeat_of=0 if number else None, cpu_wait_fraction=wait)
+            for number, wait in enumerate(waits)
+        ]
+        other = trial(len(runs), 2e-3, cpu_wait_fraction=0.9)
+        if not is_charged_by_cpu_time:
+            return study(*runs, other)
+        return script_study(*runs, other, target={"perplexity": 6.0})
+
+    calm, slowed = of(0.03, 0.04), of(0.03, 0.5, 0.3)
+    assert "compared_contention" not in numbers_of(a=calm, b=calm)
+    (caveat,) = (
+        caveat
+        for caveat in document_of(a=calm, b=slowed).caveats
+        if caveat.key == "compared_contention"
+    )
+    assert caveat.level == 1
+    assert "b: trial 1" in caveat.numbers["trials"] and "50 %" in caveat.numbers["trials"]
+    assert "a:" not in caveat.numbers["trials"]

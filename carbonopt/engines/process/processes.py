@@ -301,6 +301,9 @@ class WorkProcesses:
         times = self.cpu_time.read()
         return times.trials.ran_s + times.trials.waited_s + times.study_s
 
+    def cpu_wait_fraction(self) -> float | None:
+        return self.cpu_time.read().trials.wait_fraction
+
     def end(self, patience_s: float = guard.PATIENCE_S) -> None:
         """Kill all that is left of the processes and wait for it, so that their memory is free.
 

@@ -140,7 +140,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
             yield study.caveat("surer_runner_up", **numbers, **words)
         if sure.confirmed:
             tried = {record.repeat_of for record in study.data.records} - {None}
-            yield study.caveat("many_confirmed", tried=len(tried))
+            if len(tried) > 1:
+                yield study.caveat("many_confirmed", tried=len(tried))
     rejected = [rejected.trial for rejected in rec.rejected]
     for key, trials in (
         ("failed_replicates", rec.failed_replicates),

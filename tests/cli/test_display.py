@@ -1,0 +1,86 @@
+"""The live display of a running study."""
+
+import time
+
+import pytest
+from small_studies import script_run, script_study, study, trial
+
+from carbonopt.cli.display import LiveDisplay, print_tables
+from carbonopt.core.units import kwh_from_joules
+from carbonopt.report.comparison_report import StudiesView, compared
+from carbonopt.report.study_view import StudyView
+from carbonopt.spec.trial_spec import TrialSpec
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock: the monotonic time in seconds, which a test moves."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def begun(data) -> tuple[LiveDisplay, TrialSpec]:
+    display = LiveDisplay(data.config)
+    display.study_started(data.model_copy(update={"records": (), "sessions": ()}), 0.0)
+    spec = TrialSpec(
+        number=0,
+        attempt=1,
+        seed=0,
+        params=data.records[0].params,
+        workload={},
+        prepared_dir="",
+        trial_dir="",
+    )
+    return display, spec
+
+
+def lines(display: LiveDisplay) -> list[str]:
+    return str(display._live.renderable).splitlines()
+
+
+def test_a_script_without_lines_is_shown_by_its_time_and_energy(now: list[float]) -> None:
+    data = script_study(script_run(0, 25.0))
+    display, spec = begun(data)
+    display.trial_started(spec)
+    first, _, used = lines(display)
+    assert "trial 0  0.0 s" in first
+    now[0] += 22.0
+    display.still_running(0.0)
+    assert "22" in lines(display)[0] and "J" not in lines(display)[0]
+    now[0] += 10.0
+    display.still_running(kwh_from_joules(286.0))
+    first, _, used = lines(display)
+    assert "32" in first and "286 J" in first and "286 J" in used
+    display.trial_ended(data.records[0])
+    display.trial_started(spec)
+    first, _, used = lines(display)
+    assert "286" not in first + used, "the record has its energy"
+
+
+def test_what_a_trial_reported_stays_while_its_time_goes_on(now: list[float]) -> None:
+    display, spec = begun(study(trial(0)))
+    display.trial_started(spec)
+    display.progress(3, 10, kwh_from_joules(50.0))
+    now[0] += 5.0
+    display.still_running(kwh_from_joules(70.0))
+    first, _, used = lines(display)
+    assert "5.0 s" in first and "step 3/10" in first and "50.0 J" in first and "70.0 J" in used
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 300])
+def test_a_table_is_never_cut(width: int, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = ("quickstart-of-a-long-name", "another-study-of-a-long-name")
+    view = StudiesView({name: StudyView(study(trial(0), name=name)) for name in names})
+    tables = [table for table in compared(view).tables() if not table.folded]
+    print_tables(tables)
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for table in tables:
+        assert all(column.label in out for column in table.columns)
+        assert all(cell.text in out for row in table.rows for cell in row)
+    recommended = next(table for table in tables if table.key == "recommended")
+    cell = recommended.rows[0][1]
+    line = f"{recommended.columns[1].label}: {cell.text}"
+    assert (line in out.splitlines()) is (width < 300)
