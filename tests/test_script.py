@@ -593,6 +593,28 @@ def test_percentages_end_a_study_at_once(tmp_path: Path) -> None:
     assert len(exported(tmp_path / "out")) == 1
 
 
+def test_threads_may_report_while_another_one_steps(tmp_path: Path) -> None:
+    script = """
+        import threading, time
+        import carbonopt.script as carbon
+        run = carbon.run(total_steps=100)
+        def report():
+            for _ in range(40):
+                run.report(accuracy=0.9)
+        threads = [threading.Thread(target=report) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(100):
+            time.sleep(0.002); run.step()
+        for thread in threads:
+            thread.join()
+        run.report(accuracy=0.8)
+    """
+    record = watched(script, tmp_path, timeout_s=6.0)
+    assert (record.state, record.steps_done) == (TrialState.COMPLETE, 100)
+    assert record.evals[-1].value == 0.8
+
+
 def test_a_report_costs_no_more_for_those_before_it(tmp_path: Path) -> None:
     script = """
         import time

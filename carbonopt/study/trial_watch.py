@@ -271,8 +271,7 @@ class TrialWatch:
                 self.trial.answer()
                 self._phase_untold = False
                 if since_step:
-                    usual = Stage.STEPS if phase is Phase.TRAIN else Stage.EVALUATION
-                    self._phases.claim(phase, stage or usual)
+                    self._phases.claim(phase, stage or self._phases.usual(phase))
                 self._phases.enter(phase, stage)
             case events.StageBegun(stage=stage, kernels=kernels):
                 self._note(kernels=kernels)
