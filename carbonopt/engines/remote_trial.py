@@ -150,6 +150,9 @@ class NodesTrial:
     def runnable_s(self) -> None:
         """Return None: the trial also runs on other machines, which go on while this one waits."""
 
+    def stopped_s(self) -> None:
+        """Return None: the processes of other machines are not looked at."""
+
     def end(self) -> None:
         together(self._remotes, "end")
 

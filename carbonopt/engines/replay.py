@@ -170,6 +170,9 @@ class ReplayedTrial:
     def runnable_s(self) -> None:
         """Return None, since nothing is trained."""
 
+    def stopped_s(self) -> None:
+        """Return None, since nothing is trained."""
+
     def end(self) -> None:
         self._events.close()
 
