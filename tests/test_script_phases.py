@@ -153,6 +153,40 @@ SCRIPTS = {
         """,
         {"train": 1.3},
     ),
+    "steps after an end that was told early": (
+        """
+        run = carbon.run(total_steps=6)
+        for _ in range(2):
+            wait(0.2); run.step()
+        wait(0.2)
+        run.end()
+        for _ in range(4):
+            wait(0.2); run.step()
+        run.report(accuracy=0.9)
+        wait(0.7)
+        """,
+        {"train": 1.4, "after": 0.7},
+    ),
+    "steps after a block that was left early, an evaluation and a checkpoint": (
+        """
+        with carbon.run(total_steps=6) as run:
+            for _ in range(2):
+                wait(0.2); run.step()
+        wait(0.4)
+        with run.evaluation():
+            wait(0.5)
+        wait(0.4)
+        with run.saving():
+            wait(0.6)
+        wait(0.4)
+        run.step(3)
+        run.end()
+        wait(0.3)
+        run.step(3)
+        run.report(accuracy=0.9)
+        """,
+        {"train": 1.9, "evaluation": 0.5, "saving": 0.6},
+    ),
     "an evaluation amid an accumulation": (
         """
         run = carbon.run(total_steps=2)

@@ -176,14 +176,15 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
         target_value: None: the study's own target. Another one needs no new trial.
 
     Raises:
-        BadInput: if the target is no finite value of the quality.
+        BadInput: if a study file could not have the target.
     """
     target = data.config.target.at(target_value)
     quality = target.quality
-    if quality.beyond(target.value) or not math.isfinite(target.value):
+    lowest, highest = data.config.target.bounds
+    if not lowest <= target.value <= highest or not math.isfinite(target.value):
         raise BadInput(
-            f"the target must be a finite {quality.name}, {quality.bounds_text}, but got"
-            f" {target.value:g}."
+            f"the target must be {quality.with_article} from {lowest:g} to {highest:g}, but is"
+            f" {target.value}."
         )
     evidence = Evidence.of(data, target)
     standings, best = (

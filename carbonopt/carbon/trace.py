@@ -32,8 +32,17 @@ _NO_INTENSITY = re.compile(
     r"mwh|\b(change|delta|diff|difference|error|uncertainty|std|stddev|deviation|variance|lower"
     r"|upper|bounds?"
     r"|low|high|(?<!\d )min|max|minimum|maximum|percentile|quantile)\b"
+    # emissions that were not made
+    r"|\b(avoid\w*|sav(e[ds]?|ings?)|offset\w*|reduc\w+|displac\w+|credit\w*|remov\w+|captur\w+"
+    r"|sequest\w+|abat\w+|compensat\w+)\b"
+    # of one more kWh, where a footprint needs the mean of all
+    r"|\bmarginal\b"
+    r"|\b(cumulative|cumulated|index|rank|relative|scaled|normali[sz]ed|percent|lag|lagged|target"
+    r"|limit|threshold|price|cost)\b"
+    # of another unit; but GWP 100, and means over 10 min
     r"|\b(milli|micro|nano|kilo|mega|tenths?|hundreds?|thousands?|millions?)\b|(?<!\d)10+"
-    r" ?g\b|(?<!\d)10+ ?gco2"
+    r" ?g\b|(?<!\d)10+ ?gco2|\bx ?\d|\b1e ?\d|\b10 \d\b"
+    r"|(?<!gwp )\b10+k?\b(?! ?(m|min|mins|minutes?|s|h|y|yr|years?)\b)"
 )
 _LIFE_CYCLE = re.compile(r"\blca\b|\blife ?cycle\b")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")

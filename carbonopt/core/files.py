@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ REPORT_JSON = Path("data") / "report.json"  # tells a report's folder from any o
 # tells the folder of a comparison of several studies
 COMPARISON_JSON = Path("data") / "comparison.json"
 PIPELINE_JSON = Path("data") / "pipeline.json"  # tells the folder of a pipeline's report
+MOST_DIGITS = 300  # of a whole number in JSON: a float has no room for more than 308
 _REGULAR = "a file"
 _KINDS = {
     stat.S_IFREG: _REGULAR,
@@ -73,16 +74,47 @@ def read_text(path: Path, what: str, max_mib: int) -> str:
         raise BadInput(f"can't read {what} {path}: {reason}.") from error
 
 
-def parsed_json(text: str | bytes) -> Any:
+def parsed_json(
+    text: str | bytes, object_of: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
     """Read a value in JSON.
 
+    Args:
+        text: the JSON.
+        object_of: makes an object of its keys and values; by default it is a dict, and a key that
+            an object has twice is refused.
+
     Raises:
-        ValueError: if the text is no JSON, or is nested more deeply than Python can read.
+        ValueError: if the text is no JSON, is nested more deeply than Python can read, or has a
+            whole number that is too long for a float.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=object_of or _object, parse_int=_whole_number)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def repeated_key(pairs: Sequence[tuple[str, Any]]) -> str | None:
+    """Return the first key that an object in JSON has twice, or None."""
+    names = [name for name, _ in pairs]
+    return next((name for at, name in enumerate(names) if name in names[:at]), None)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError(
+            f"an object must have each key once, but has {repeated_key(pairs)!r} twice"
+        )
+    return values
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(
+            f"a whole number must have at most {MOST_DIGITS} digits, but has {len(digits)}"
+        )
+    return int(digits)
 
 
 def kind_of(path: Path) -> str | None:

@@ -160,12 +160,14 @@ class Quality:
 
         A value that is not finite is no result, and breaks no bound.
         """
-        bound = f"at least {self.lowest:g}" if value < self.lowest else f"at most {self.highest:g}"
-        return (
-            f"must be {bound}, but is {value:g}"
-            if value < self.lowest or self.highest < value < math.inf
-            else None
+        if not (value < self.lowest or self.highest < value < math.inf):
+            return None
+        word, bound = (
+            ("at least", self.lowest) if value < self.lowest else ("at most", self.highest)
         )
+        # Six digits may round it to the bound.
+        text = repr(float(value)) if float(f"{value:g}") == bound else f"{value:g}"
+        return f"must be {word} {bound:g}, but is {text}"
 
     def problem(self, value: float | None, total: float | None, count: int | None) -> str | None:
         """Return why a value can't be, or the sum and the count that make it; None if it can.

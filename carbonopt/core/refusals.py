@@ -1,6 +1,7 @@
 """Says in one sentence what pydantic has refused, with the nearest name for a misspelt key."""
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,8 +94,8 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys) -> str:
             return f"{where}: must be true or false, but got {shortened(first['input'])}."
         case "json_invalid":
             return f"its text can't be read: {first['ctx']['error']}."
-    got, fraction = shortened(first["input"]), _fraction(first)
-    return f"{where}: {message[0].lower()}{message[1:]}, but got {got}{fraction}."
+    got, how = shortened(first["input"]), _fraction(first) or _point(first)
+    return f"{where}: {message[0].lower()}{message[1:]}, but got {got}{how}."
 
 
 def _is_number(key: Any) -> bool:
@@ -108,3 +109,13 @@ def _fraction(first: Any) -> str:
     if not (text.endswith("%") or of_share) or not _is_number(text.removesuffix("%").strip()):
         return ""
     return f"; write a percentage as a fraction, {float(text.removesuffix('%')) / 100:.12g}"
+
+
+def _point(first: Any) -> str:
+    """Return how a number is written, where a text has a decimal comma; else nothing."""
+    text = str(first["input"]).strip()
+    if not first["type"].startswith(("float", "int")) or not re.fullmatch(
+        "[-+]?[0-9]+,[0-9]+", text
+    ):
+        return ""
+    return f"; a number has a decimal point, {text.replace(',', '.')}"

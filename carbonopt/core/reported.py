@@ -6,16 +6,17 @@ Nothing but Python is imported here.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import operator
 from dataclasses import dataclass
 from typing import Any
 
 from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.files import parsed_json, repeated_key
 from carbonopt.core.quality import Quality
 
 LARGEST_COUNT = 10**12
+_PERCENT_FROM = 1.01  # a share of up to this may be 1 with the error of a bfloat16
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def whole(name: str, value: object, lowest: int) -> int:
         BadInput: if it is no whole number from `lowest` on.
     """
     number = None
-    if not isinstance(value, bool | str):
+    if _may_be_number(value):
         with contextlib.suppress(TypeError):
             if isinstance(value, float) and value.is_integer():
                 number = int(value)
@@ -57,10 +58,24 @@ def number(name: str, value: object) -> float:
     Raises:
         BadInput: if it is no number.
     """
-    if not isinstance(value, bool | str):
+    if _may_be_number(value):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             return float(value)  # type: ignore[arg-type]
-    raise BadInput(f"{name} must be a number, but is {shortened(value)}.")
+    raise BadInput(f"{name} must be a real number, but is {shortened(value)}.")
+
+
+def _may_be_number(value: object) -> bool:
+    """Return False for a truth value, a text or a complex number, which float() may take, too.
+
+    The types of an array library, which is not imported here, are told by their dtype.
+    """
+    if isinstance(value, bool | str | bytes | bytearray | memoryview | complex):
+        return False
+    dtype = getattr(value, "dtype", None)
+    is_other_kind = str(getattr(dtype, "kind", "f")) not in "iuf"  # of NumPy
+    if is_other_kind and "float" not in str(dtype):  # ml_dtypes's bfloat16 has the kind V
+        return False
+    return "bool" not in str(dtype) and "complex" not in str(dtype)
 
 
 def evaluation(
@@ -97,7 +112,9 @@ def evaluation(
     values = {name: number(name, value) for name, value in qualities.items()}
     value, examples = values.pop(quality.name), 1 if count is None else whole("count", count, 1)
     if problem := quality.beyond(value):
-        if quality.is_share and 1 < value <= 100:
+        if quality.is_share and 1 < value <= _PERCENT_FROM:
+            problem += "; if it was rounded up, report the smaller of it and 1"
+        elif quality.is_share and 1 < value <= 100:
             problem += f"; is it in percent? Then {of_percent}, for {value / 100:g}"
         raise BadInput(f"{quality.name} {problem}.")
     others = {name: other for name, other in values.items() if math.isfinite(other)}
@@ -118,22 +135,25 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reporte
     """
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if sum(name == quality.name for name, _ in pairs) > 1:
+        values = dict(pairs)
+        if quality.name in values and (twice := repeated_key(pairs)) is not None:
             raise BadInput(
-                f"a printed line must have {quality.name} once, but has it more than once."
+                f"a printed line must have each key once, but has {shortened(twice)} twice; print"
+                " it once."
             )
-        return dict(pairs)
+        return values
 
     for line in reversed(said.splitlines()):
         text = line.removeprefix("\ufeff").strip()
         if not text.startswith("{"):
             continue
         try:
-            printed = json.loads(text, object_pairs_hook=object_of)
-        except (ValueError, RecursionError) as error:
+            printed = parsed_json(text, object_of)
+        except ValueError as error:
             if f'"{quality.name}"' in text:
-                why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-                raise BadInput(f"the printed line {shortened(text)} is no JSON: {why}.") from error
+                raise BadInput(
+                    f"the printed line {shortened(text)} can't be read as JSON: {error}."
+                ) from error
             continue
         if quality.name in printed:
             step = whole("step", printed.get("step", steps), 1)

@@ -15,6 +15,8 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 _BUSY = (1, 2, 3, 6, 7)
 _CHILDREN_TICKS = (13, 14)  # fields of proc_pid_stat(5) after the name: cutime and cstime
 _OWN_TICKS = (11, 12)  # fields of proc_pid_stat(5) after the name: utime and stime
+_STATE = 0  # field of proc_pid_stat(5) after the name: state
+_STOPPED = ("T", "t")  # states of a process that a signal or a debugger has stopped
 _PARENT = 1  # field of proc_pid_stat(5) after the name: ppid
 # CPUCLOCK_SCHED of the kernel's posix-timers: it counts nanoseconds, where ticks have 10 ms.
 _PROCESS_CLOCK = 2
@@ -63,6 +65,7 @@ class ProcessTree:
         self._ran_s = self._unclaimed_s = 0.0
         self._waited_s = 0.0
         self._waits_s: dict[int, float] = {}  # waiting time by thread at the last reading
+        self.is_stopped = False  # at the last reading a process was stopped, as by SIGSTOP
 
     def read(self) -> CpuTime:
         """Return the totals so far; after the root has ended, those of the last reading."""
@@ -83,12 +86,15 @@ class ProcessTree:
         but is never counted twice.
         """
         ran_s, waits_s = 0.0, dict[int, float]()
+        self.is_stopped = False
         waiting = [self._root]
         children_of = None if _kernel_lists_children() else _children_by_parent()
         while waiting:
             pid = waiting.pop()
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-                ran_s += _process_s(pid)
+                fields = _stat(pid)
+                ran_s += _process_s(pid, fields)
+                self.is_stopped |= fields[_STATE] in _STOPPED
                 # Only names are needed.
                 threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
                 waits_s |= {thread: _waited_s(pid, thread) for thread in threads}
@@ -161,6 +167,11 @@ class StudyProcess:
     @property
     def has_ended(self) -> bool:
         return self._final is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if one of the processes was stopped at the last reading, as by SIGSTOP."""
+        return self._final is None and self._tree.is_stopped
 
     def end(self, ran_s: float | None = None) -> None:
         """Fix the process's totals at its end.
@@ -245,12 +256,16 @@ def _quota(cgroup: Path) -> Iterator[float]:
             yield quota_us / int((cgroup / "cpu.cfs_period_us").read_text())
 
 
-def _process_s(pid: int) -> float:
+def _process_s(pid: int, fields: list[str]) -> float:
     """Return the CPU seconds of a process and of the children that it has waited for.
 
     Its ended threads are included.
+
+    Args:
+        pid: the process.
+        fields: its fields as `_stat` returns them.
     """
-    fields, hertz = _stat(pid), os.sysconf("SC_CLK_TCK")
+    hertz = os.sysconf("SC_CLK_TCK")
     ended_children_s = sum(int(fields[field]) for field in _CHILDREN_TICKS) / hertz
     try:
         own_s = time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)

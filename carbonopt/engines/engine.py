@@ -72,6 +72,13 @@ class RunningTrial(Protocol):
         is that of the machine where they waited most. None where it can't be known.
         """
 
+    def stopped_s(self) -> float | None:
+        """Return the seconds in which a trial ran, one of whose processes is stopped.
+
+        The state is that at the last call of `runnable_s`; None: none was stopped, or this machine
+        can't know it.
+        """
+
     def end(self) -> None:
         """End all that is left of the trial and wait for it, so that its memory is free again."""
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from carbonopt.core.dimensions import DIMENSION_NAMES, TrialParams
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
-from carbonopt.core.files import read_text
+from carbonopt.core.files import parsed_json, read_text
 from carbonopt.core.quality import Quality
 from carbonopt.core.refusals import first_refusal
 from carbonopt.core.trial import EvalPoint, Phase, StopReason
@@ -173,6 +173,9 @@ class ReplayedTrial:
     def cpu_wait_fraction(self) -> None:
         """Return None, since nothing is trained."""
 
+    def stopped_s(self) -> None:
+        """Return None, since nothing is trained."""
+
     def end(self) -> None:
         self._events.close()
 
@@ -218,6 +221,10 @@ def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
             runs.append(RecordedRun.model_validate_json(line, strict=True))
         except ValidationError as error:
             raise BadInput(f"{where}: {first_refusal(error, _known_keys).text}") from error
+        try:
+            parsed_json(line)  # pydantic takes the last one of equal keys
+        except ValueError as error:
+            raise BadInput(f"{where}: {error}.") from error
         if problem := _problem(runs[-1], runs[0], quality):
             raise BadInput(f"{where}{problem}.")
         same_as = numbers.setdefault((*sorted(runs[-1].params.items()), runs[-1].seed), number)
@@ -263,7 +270,10 @@ def _apart(recorded: Scalar, wanted: Scalar | None) -> float:
         return 0.0
     if isinstance(recorded, str | bool) or wanted is None or isinstance(wanted, str | bool):
         return 1.0
-    return abs(math.log(wanted / recorded)) if min(recorded, wanted) > 0 else 1.0
+    if min(recorded, wanted) <= 0:
+        return 1.0
+    # Not the logarithm of the ratio, which can be too large or too small for a float.
+    return abs(math.log(wanted) - math.log(recorded))
 
 
 def _text(params: dict[str, Scalar]) -> str:

@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
@@ -36,7 +37,8 @@ class Run:
     """A training that the study follows.
 
     Every rank has to make the same calls, since all ranks wait for each other where a phase
-    changes. Outside a study its methods do nothing.
+    changes. Outside a study its methods do nothing. Threads of a rank may share it: their calls
+    wait for each other.
 
     Args:
         total_steps: number of optimizer steps of the whole training, from 1 on. None: the study
@@ -51,6 +53,8 @@ class Run:
     """
 
     _process: int | None = None  # the process that has begun a training which the study follows
+    # Each call of the study must have its own answer. Not in __init__: callbacks are copied.
+    _lock = threading.RLock()
 
     def __init__(self, total_steps: int | None = None, world_size: int | None = None) -> None:
         self._total_steps = 0
@@ -159,7 +163,9 @@ class Run:
     def step(self, step: int | None = None) -> None:
         """Count an optimizer step; call this after each one.
 
-        Steps beyond `total_steps` are counted, too, and the report warns of them.
+        Steps beyond `total_steps` are counted, too, and the report warns of them. A step after
+        `end` goes on with the training: what the script did since the step before, except
+        evaluations and checkpoints, is training.
 
         Args:
             step: the number of the step, from 1 on. None: the next one.
@@ -169,8 +175,12 @@ class Run:
                 the step is made within the block of an evaluation or a checkpoint, whose energy is
                 not training's.
         """
-        if not self._is_followed:
-            return
+        if self._is_followed:
+            with self._lock:
+                self._count(step)
+
+    def _count(self, step: int | None) -> None:
+        """Count an optimizer step; see `step`."""
         if self._block is not None:
             self.refuse(
                 f"a step must be made outside `with {self._block}`, but is made within; end the"
@@ -185,7 +195,7 @@ class Run:
             )
         if is_first:
             self.check_begin(number)
-        if number > self._total_steps:
+        if number > self._total_steps or not self.is_training:
             self._train_on(number)
         self._step = number
         is_last = number == self._total_steps
@@ -202,11 +212,11 @@ class Run:
         )
 
     def _train_on(self, number: int) -> None:
-        """Go on with a training that makes more steps than were announced.
+        """Go on with a training whose end was said, or that makes more steps than were announced.
 
-        The study notes that of the trial.
+        The study notes the second of the trial.
         """
-        self._total_steps = number
+        self._total_steps = max(number, self._total_steps)
         self.has_ended = False
         if not self.is_training:
             self.enter(Phase.TRAIN, since_step=True)
@@ -265,11 +275,12 @@ class Run:
         if not self._is_followed:
             return False
         quality = quality_of(os.environ[channel.QUALITY], os.environ[channel.DIRECTION])  # type: ignore[arg-type]
-        with self._refusals_sent():
-            point = evaluation(quality, dict(qualities), count, self._step)
-        stop = self._send(point)
-        if self._step >= self._total_steps:
-            self.end()
+        with self._lock:
+            with self._refusals_sent():
+                point = evaluation(quality, dict(qualities), count, self._step)
+            stop = self._send(point)
+            if self._step >= self._total_steps:
+                self.end()
         return stop
 
     def resume(self) -> None:
@@ -297,7 +308,12 @@ class Run:
             since_step: count everything since the last step, or since a phase that was announced
                 after it, as this phase.
         """
-        if not self._is_followed or (phase, stage) == (self._phase, self._stage):
+        if self._is_followed:
+            with self._lock:
+                self._enter(phase, stage, since_step)
+
+    def _enter(self, phase: Phase, stage: Stage | None, since_step: bool) -> None:
+        if (phase, stage) == (self._phase, self._stage):
             return
         ended, self._phase, self._stage, ranks = self._phase, phase, stage, _ranks()
         if ranks is not None:
@@ -315,7 +331,7 @@ class Run:
     def _at_exit(self) -> None:
         """Send the last step of a script that exits without having called `end`."""
         if self._is_followed and (speaker := _speaker()) is not None:
-            with suppress(OSError):  # the study has ended the trial
+            with self._lock, suppress(OSError):  # the study has ended the trial
                 speaker.catch_up()
 
     def _send(self, point: Reported) -> bool:
@@ -354,7 +370,8 @@ class Run:
         """Tell the study why the script failed, as far as this says more than a log does."""
         if self._is_followed and (speaker := _speaker()) is not None:
             kind, _, text = ending(error)
-            speaker.failed(kind, text)
+            with self._lock:
+                speaker.failed(kind, text)
 
 
 def run(total_steps: int | None = None) -> Run:

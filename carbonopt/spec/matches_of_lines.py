@@ -13,23 +13,46 @@ from pathlib import Path
 LONGEST_LINE = 10_000  # characters of a line that are looked at
 MOST_POINTS = 200  # about the most matches with a step that are returned
 
-_NUMBER = re.compile(
-    r"""(?:(?<![^\s:=(\[,])[+-])?  # a sign, but no hyphen after a word
-    (?:\d{1,3}(?:,\d{3})+\.\d+|\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?""",
-    re.IGNORECASE | re.VERBOSE,
+# A sign that isn't the hyphen after a word.
+_SIGN = r"(?<![\w)\]}+-])[-+\u2212]"
+_NUMBER = re.compile(rf"(?:{_SIGN})?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.IGNORECASE)
+# Signs between the digits of one number, in some country or programming language.
+_BETWEEN = "_.'\u2019\u00b7\u22c5\u066b\u066c"
+# What makes another number of the digits before it; the first group starts where it does so.
+_AFTER = re.compile(
+    rf"""(?:\s*(?=[%\u2030])           # percent
+    | (?=[^\W\d_])                   # 0x1, 0.93D-01, 1.5k, 12ms
+    | (?=[{_BETWEEN}]\w)
+    | (?=:[0-5]\d(?!\d))             # 1:30
+    | \s*(?=[/*^\u00d7\u2044]\s*[\d(])
+    | (?=[+-][\d.]+[ij]\b))""",
+    re.VERBOSE,
 )
-# What may be a number with a decimal comma, or with commas between thousands: neither is read.
-_WITH_COMMA = re.compile(r"[+-]?\d+(?:,\d+)+(?![\d.])")
+# What makes another number of the digits after it, at the end of a text.
+_BEFORE = re.compile(
+    rf"""(?:\d(?P<between>[{_BETWEEN}:])
+    | \d\s*(?P<operator>[/*^\u00d7\u2044])\s*
+    | \d(?P<letter>[^\W\d_])[+-]?
+    | (?P<minus>\u2212))$""",
+    re.VERBOSE,
+)
+# A space between digits, but none between columns.
+_SPACE = " \u00a0\u2009\u202f"
+# A comma or a space after digits, and what may be the rest of the same number.
+_REST = re.compile(rf",\d+(?![\d.])|[,{_SPACE}]\d{{3}}(?!\d)")
+# A comma or a space before digits, and what may be the beginning of the same number.
+_BEGIN = re.compile(rf"(?<![\d.,])[+-]?\d{{1,3}}(?:[,{_SPACE}]\d{{3}})*[,{_SPACE}]$")
+_IN_LISTS = "-+.,0123456789"
+_LOOKED_AT = 60  # characters before and after a number that are looked at
 _NOT_FINITE = re.compile(r"[+-]?\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 # A number that a pattern for numbers matches where it does not match NaN.
 _IN_ITS_PLACE = "9.87654321"
-_SAME = 0.01  # relative change of a value by the decimals that a pattern may leave out
 
 # The match of a pattern: a text, or the part that it took of a number and that number.
 Value = str | tuple[str, str]
 
 
-def find(pattern: str, path: Path) -> list[tuple[str | None, Value]]:
+def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
     """Return step and value of the matches, as texts.
 
     Of matches with a step there are some along the way, and the last one. Where a pattern for
@@ -38,7 +61,7 @@ def find(pattern: str, path: Path) -> list[tuple[str | None, Value]]:
     expression = re.compile(pattern)
     group = "value" if "value" in expression.groupindex else 1
     has_step = "step" in expression.groupindex
-    found: list[tuple[str | None, Value]] = []
+    found: list[tuple[Value | None, Value]] = []
     # universal newlines: a progress bar's \r ends a line, too
     with path.open(encoding="utf-8", errors="replace") as lines:
         for whole_line in lines:
@@ -56,7 +79,8 @@ def find(pattern: str, path: Path) -> list[tuple[str | None, Value]]:
                     if match[group] and match[group] in _IN_ITS_PLACE
                 ]
             for match, value in matches:
-                point = (match["step"] if has_step else None, value)
+                has_own = has_step and match["step"] is not None
+                point = (_whole(match, "step") if has_own else None, value)
                 found = [*found, point] if has_step else [point]
                 if len(found) > 2 * MOST_POINTS:
                     found = found[:-1:2] + found[-1:]
@@ -64,34 +88,88 @@ def find(pattern: str, path: Path) -> list[tuple[str | None, Value]]:
 
 
 def _whole(match: "re.Match[str]", group: str | int) -> Value:
-    """Return a match's value, with the number that it was taken from where that is another one.
+    """Return what a group took, with the number that it was taken from where that is another one.
 
-    An example is `3.1` of `3.1e+02`.
+    An example is `3.1` of `3.1e+02`. A sign or a unit beside the group, such as %, is no part of
+    the number if the pattern insists on it.
     """
-    begin, end = match.span(group)
-    for number in _NUMBER.finditer(match.string):
-        if number.start() <= begin and end <= number.end() and number[0] != match[group]:
-            try:
-                taken, whole = float(match[group]), float(number[0].replace(",", ""))
-            except ValueError:
-                continue
-            if abs(taken - whole) > _SAME * abs(whole):
-                return match[group], number[0]
-    for number in _WITH_COMMA.finditer(match.string):
-        # A comma that the pattern itself matches divides two values.
-        cut_before = number.start() < begin and match.start() >= begin
-        cut_after = number.end() > end and match.end() <= end
-        is_in = number.start() <= begin and end <= number.end()
-        if is_in and (cut_before or cut_after) and not _is_listed(number):
-            return match[group], number[0]
-    return match[group]
+    line, taken = match.string, match[group]
+    begin = match.start(group) + len(taken) - len(taken.lstrip())
+    end = begin + len(taken.strip())
+    try:
+        value = float(taken)
+    except ValueError:
+        return taken  # refused later
+    for number in _NUMBER.finditer(line):
+        if number.start() <= begin and end <= number.end():
+            if value != float(number[0].replace("\u2212", "-")):
+                return taken, number[0]
+            begin, end = min(begin, number.start()), number.end()  # such as 5.0 for 5
+    after = _joined_after(line, begin, end)
+    if after is not None and group == "step" and line[after] == "/":
+        after = None  # step 5/100
+    if after is not None and not _insists(match, group, after):
+        rest = re.match(r"\s?[^\s;|(){}\[\]\"]*", line[after : after + _LOOKED_AT])
+        return taken, line[begin:after] + (rest[0] if rest else "")
+    before = _joined_before(line, begin, end)
+    if before is not None and not _insists(match, group, before):
+        first = re.search(r"[\w.,+-]*\s?$", line[max(0, before - _LOOKED_AT) : before])
+        return taken, (first[0] if first else "") + line[before:end]
+    return taken
 
 
-def _is_listed(number: "re.Match[str]") -> bool:
-    """Return whether commas separate the numbers of a list, such as [1,2]."""
-    text = number.string
-    return text[: number.start()].endswith(("[", "(")) or text[number.end() :].startswith(
-        ("]", ")")
+def _joined_after(line: str, begin: int, end: int) -> int | None:
+    """Return the place after a number's digits that makes them another number; None: none does."""
+    digits = line[begin:end].lstrip("+-")
+    if line[end : end + 1].isnumeric():  # such as ²
+        return end
+    if found := _AFTER.match(line, end):
+        return found.end()
+    if re.fullmatch(r"\d{1,3}(?:\.\d{3})+|\d+", digits) is None:
+        return None
+    if (rest := _REST.match(line, end)) is None or _is_listed(line, end):
+        return None
+    # After more digits a space begins another column.
+    return end if rest[0][0] == "," or len(digits) <= 3 else None
+
+
+def _joined_before(line: str, begin: int, end: int) -> int | None:
+    """Return the place before a number's digits that makes them another number; None: none does."""
+    digits, looked_from = line[begin:end], max(0, begin - _LOOKED_AT)
+    head = line[looked_from:begin]
+    if head[-1:].isnumeric():
+        return begin - 1
+    found = _BEFORE.search(head)
+    if found is not None and found.lastgroup is not None:
+        at = looked_from + found.start(found.lastgroup)
+        if line[at] != ":" or re.fullmatch(r"[0-5]\d", digits):
+            return at
+    is_decimals = re.search(r"\d,$", head) and digits.isdecimal()
+    is_group = _BEGIN.search(head) and re.fullmatch(r"\d{3}(?:\.\d*)?", digits)
+    if not (is_decimals or is_group) or _is_listed(line, begin - 1):
+        return None
+    return begin - 1
+
+
+def _insists(match: "re.Match[str]", group: str | int, at: int) -> bool:
+    """Return whether the pattern matches no other sign at a place than the one that is there."""
+    line = match.string
+    others = {"\x01", "q", "Q", "z"} - {line[at], line[at].swapcase()}
+    if line[at].isalpha() or line[at] in "%\u2030":  # [,\s] insists, but [%\s] does not
+        others.add(" ")
+    for other in others:
+        again = match.re.match(line[:at] + other + line[at + 1 :], match.start())
+        if again is not None and again.span(group) == match.span(group):
+            return False
+    return True
+
+
+def _is_listed(line: str, comma: int) -> bool:
+    """Return whether a comma separates the numbers of a list, such as [1,2]."""
+    return (
+        line[comma] == ","
+        and line[:comma].rstrip(_IN_LISTS).endswith("[")
+        and line[comma:].lstrip(_IN_LISTS).startswith("]")
     )
 
 

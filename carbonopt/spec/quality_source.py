@@ -16,6 +16,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.files import parsed_json, repeated_key
 from carbonopt.core.quality import Quality
 from carbonopt.core.reported import Reported, evaluation, whole
 from carbonopt.core.values import Frozen
@@ -128,14 +129,6 @@ class QualitySource(Frozen, allow_inf_nan=False):
         return points
 
     def _number(self, value: object) -> float:
-        # a number that was taken only in part (`matches_of_lines.Value`)
-        if self.pattern is not None and isinstance(value, list):
-            taken, of = value
-            rule = (
-                f"workload.quality_from.pattern must take each number whole, but takes {taken} of"
-                f" {of}"
-            )
-            raise BadInput(f"{rule}; the group for any number is ([-+0-9.eE]+).")
         try:
             # Python's own numbers may have _ between digits
             if isinstance(value, bool) or "_" in str(value):
@@ -167,6 +160,9 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 f"workload.quality_from.pattern, '{self.pattern}', matches nothing in {where};"
                 " give one that matches a line there"
             )
+        for point in found:
+            for text in point:
+                _check_whole(text)
         return [(step, value) for step, value in found]
 
     def _values(self, path: Path) -> list[tuple[object, object]]:
@@ -208,16 +204,35 @@ def _check_pattern(pattern: str) -> None:
         raise ValueError(f"{must}, but {pattern!r} has {values}")
 
 
+def _check_whole(found: matches_of_lines.Value | None) -> None:
+    """Refuse a number that a pattern took only in part."""
+    if found is None or isinstance(found, str):
+        return
+    taken, of = found
+    if of.endswith("%"):
+        how = "write % behind the group, as in ([0-9.]+) *%, and scale: 0.01"
+    else:
+        how = (
+            "the group for any number is ([-+0-9.eE]+); where that is not enough, write behind or"
+            " before the group what stands there, such as its unit or a comma, and set"
+            " workload.quality_from.scale for a unit"
+        )
+    raise BadInput(
+        f"workload.quality_from.pattern must take each number whole, but takes {taken} of"
+        f" {shortened(of)}; {how}."
+    )
+
+
 def _objects(path: Path) -> Sequence[Any]:
     """Return the objects in a file of JSON or JSON lines."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     try:
         return [_parsed(text)]
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         try:
             if lines := [_parsed(line) for line in text.split("\n") if line.strip()]:
                 return lines
-        except (ValueError, RecursionError):
+        except ValueError:
             pass
         raise BadInput(
             f"workload.quality_from.file must be JSON or JSON lines, but {path} is not: {error}."
@@ -231,16 +246,16 @@ def _parsed(text: str) -> Any:
     """
 
     def with_nan(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(names := {name for name, _ in pairs}) < len(pairs):
+        if (twice := repeated_key(pairs)) is not None:
             raise BadInput(
-                "workload.quality_from.file must name each key once, but has one twice of"
-                f" {sorted(names)}."
+                "workload.quality_from.file must have each key of an object once, but has"
+                f" {shortened(twice)} twice; write it once."
             )
         return {
             name: math.nan if value is None and name != "step" else value for name, value in pairs
         }
 
-    return json.loads(text, object_pairs_hook=with_nan)
+    return parsed_json(text, with_nan)
 
 
 def _looked_up(value: Any, key: str) -> Any:

@@ -73,6 +73,9 @@ class Fixed(Settings):
     value: Given
 
 
+_OF_RANGES = ("log", "step")  # keys that only a range has
+
+
 def _domain(raw: Any) -> Any:
     if isinstance(raw, Choices | Range | Fixed):
         return raw
@@ -83,6 +86,11 @@ def _domain(raw: Any) -> Any:
             raise ValueError("must have either choices, or low and high, but has both")
         if raw.keys() == {"value"}:  # the form in a stored study
             return Fixed(**raw)
+        if {"low", "high"}.isdisjoint(raw) and (
+            of_range := [key for key in _OF_RANGES if key in raw]
+        ):
+            how = "leave it out" if "choices" in raw else "give both"
+            raise ValueError(f"{of_range[0]} needs low and high, but both are missing; {how}")
         return (
             Range.model_validate(raw, strict=True)
             if {"low", "high"} & raw.keys()

@@ -16,6 +16,9 @@ from carbonopt.core.errors import shortened
 from carbonopt.core.quality import QUALITIES, Quality, Target, quality_of
 from carbonopt.spec.base_settings import Name, Settings
 
+_LARGEST = 1e9  # target of a known quality
+_LARGEST_OWN = 1e12  # target of a quality that a script reports, in either direction
+
 
 def _name_of_a_report(text: str) -> str:
     if not re.fullmatch(r"[^\W\d][\w/.@-]{0,99}", text) or text in ("count", "step"):
@@ -36,7 +39,7 @@ def _target_field(quality: Quality) -> tuple[Any, Any]:
     return float | None, Field(
         default=None,
         ge=quality.lowest,
-        le=min(quality.highest, 1e9),
+        le=min(quality.highest, _LARGEST),
         description=f"{quality.bound_word.capitalize()} this value{values}.",
     )
 
@@ -55,10 +58,10 @@ class TargetSettings(create_model("TargetSettings", __base__=Settings, **_TARGET
     quality: Annotated[Name, AfterValidator(_name_of_a_report)] | None = None
     """The name of a quality that a script reports itself; give `at_least` or `at_most` with it."""
 
-    at_least: float | None = Field(default=None, ge=-1e12, le=1e12)
+    at_least: float | None = Field(default=None, ge=-_LARGEST_OWN, le=_LARGEST_OWN)
     """The bound for `target.quality`, if more is better."""
 
-    at_most: float | None = Field(default=None, ge=-1e12, le=1e12)
+    at_most: float | None = Field(default=None, ge=-_LARGEST_OWN, le=_LARGEST_OWN)
     """The bound for `target.quality`, if less is better."""
 
     one_of = (*QUALITIES, "quality")
@@ -105,6 +108,14 @@ class TargetSettings(create_model("TargetSettings", __base__=Settings, **_TARGET
     def value(self) -> float:
         given = (self.at_least, self.at_most, *(getattr(self, name) for name in QUALITIES))
         return float(next(value for value in given if value is not None))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest value that a target of this quality may have."""
+        if self.quality is not None:
+            return -_LARGEST_OWN, _LARGEST_OWN
+        quality = self.at().quality
+        return quality.lowest, min(quality.highest, _LARGEST)
 
     def at(self, value: float | None = None) -> Target:
         """Return a target for the same quality with another value; None keeps this one's value."""

@@ -5,6 +5,7 @@ A trial that reads one of them does not begin clean.
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,11 +44,15 @@ class InheritedFiles:
 
     def __post_init__(self) -> None:
         self._found = {}
+        held = _held_by_command()
         for folder in self.folders:
             for file in _files(folder):
                 with contextlib.suppress(OSError):  # the file has just been removed
                     status = file.stat()
-                    if any(begin <= status.st_mtime <= end for begin, end in self.windows):
+                    is_of_trial = any(
+                        begin <= status.st_mtime <= end for begin, end in self.windows
+                    )
+                    if is_of_trial and (status.st_dev, status.st_ino) not in held:
                         self._found[file] = status
 
     def read(self) -> tuple[str, ...]:
@@ -61,6 +66,54 @@ class InheritedFiles:
         return str(
             next(file.relative_to(folder) for folder in self.folders if file.is_relative_to(folder))
         )
+
+
+def _held_by_command() -> set[tuple[int, int]]:
+    """Return device and inode of the files that this command has open for writing.
+
+    It writes them itself, such as a log to which a shell has redirected its output. The shell and
+    the other programs of a pipe, such as tee, belong to the command.
+    """
+    held: set[tuple[int, int]] = set()
+    for process in _processes_of_command():
+        folder = Path(f"/proc/{process}")
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for descriptor in os.listdir(folder / "fd"):  # noqa: PTH208
+                with contextlib.suppress(OSError):  # it has just been closed
+                    noted = dict(
+                        line.split(":", 1)
+                        for line in (folder / "fdinfo" / descriptor).read_text().splitlines()
+                        if line.startswith("flags:")
+                    )
+                    status = (folder / "fd" / descriptor).stat()
+                    access = int(noted["flags"], 8) & os.O_ACCMODE
+                    if stat.S_ISREG(status.st_mode) and access != os.O_RDONLY:
+                        held.add((status.st_dev, status.st_ino))
+    return held
+
+
+def _processes_of_command() -> set[int]:
+    """Return this process, those of its process group, and its ancestors in its session.
+
+    A trial's processes have a session of their own.
+    """
+    # parent, process group and session, by process; fields of proc_pid_stat(5)
+    known: dict[int, tuple[int, int, int]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2]
+                parent, group, session = map(int, fields.split()[1:4])
+                known[int(name)] = parent, group, session
+    own = os.getpid()
+    found = {own} | {pid for pid, (_, group, _) in known.items() if group == os.getpgrp()}
+    above = own
+    while (parent := known.get(above, (0, 0, 0))[0]) in known:
+        if known[parent][2] != os.getsid(0):
+            break
+        found.add(parent)
+        above = parent
+    return found
 
 
 def _may_be_read(file: Path, before: os.stat_result) -> bool:

@@ -43,6 +43,9 @@ class TrialPhases:
     _seen: tuple[Phase, Reading] = field(init=False)  # the phase at the last look, and its reading
     # Start of what still counts for the open phase.
     _counted_from: Reading = field(default_factory=Reading)
+    # Work after the last step so far, in the windows of its stage that have ended.
+    _after: list[Reading] = field(default_factory=list)
+    _after_from: Reading = field(default_factory=Reading)  # start of the open one of these windows
 
     def __post_init__(self) -> None:
         self._seen = self.phase, self.meter.running(self.phase)
@@ -78,9 +81,9 @@ class TrialPhases:
         begun_s = time.monotonic() - (self._counted_from.duration_s - before.duration_s)
         spent = [self.meter.running(each) for each in TRIAL_PHASES if each is not phase]
         spent += [before] if phase in TRIAL_PHASES else []
-        self._begin(stage or self._usual(phase), begun_s, spent)
+        self._begin(stage or self.usual(phase), begun_s, spent)
 
-    def _usual(self, phase: Phase) -> Stage:
+    def usual(self, phase: Phase) -> Stage:
         """Return the stage with which a phase begins."""
         training = Stage.STEPS if self._has_stepped else Stage.COMPILE
         usual = {Phase.TRAIN: training, Phase.EVAL: Stage.EVALUATION, Phase.SETUP: Stage.TEARDOWN}
@@ -100,6 +103,11 @@ class TrialPhases:
         self._close(at_s - self._closed_at_s, spent_kwh - self._closed_kwh)
         self._closed_at_s = at_s
         self._closed_kwh = spent_kwh
+        if Stage.AFTER in (self.stage, stage):
+            setup = self.meter.running(Phase.SETUP)
+            if self.stage is Stage.AFTER:
+                self._after.append(setup.part_since(self._after_from))
+            self._after_from = setup
         self.stage = stage
         self._has_stepped |= stage is Stage.STEPS
 
@@ -165,20 +173,28 @@ class TrialPhases:
         """Count the work since the last step, or the last change of phase, as another stage.
 
         A script reports a stage after it has begun, so its beginning becomes known only now. If a
-        script makes more steps than it announced, what counted as work after the training becomes
-        training again.
+        script makes more steps than it announced, or makes one after it said that the training
+        had ended, what counted as work after the training becomes training again.
         """
         if self.phase is Phase.TRAIN:
             begin = max(
                 [self._counted_from, *self._readings[:1]], key=lambda reading: reading.duration_s
             )
             self._take_since(begin, phase, stage)
-        elif phase is Phase.TRAIN and self.stage is Stage.AFTER:
-            part = self.meter.running(self.phase).part_since(self._counted_from)
-            self.meter.move(part, self.phase, Phase.TRAIN)
-            self.begin(self.stage)  # adds to the stage what it has used so far
-            self._add(self.stage, -part.duration_s, -part.total_kwh)
-            self._add(stage, part.duration_s, part.total_kwh)
+        elif phase is Phase.TRAIN:
+            self._train_with_after(stage)
+
+    def _train_with_after(self, stage: Stage) -> None:
+        """Count all work after the training as a stage of the training, which goes on."""
+        self.begin(self.stage)  # adds to the stage what it has used so far
+        for part in self._after:
+            self.meter.move(part, Phase.SETUP, Phase.TRAIN)
+        self._after.clear()
+        self._after_from = self.meter.running(Phase.SETUP)
+        if after := self.stages.pop(Stage.AFTER, None):
+            self._add(stage, after["duration_s"], after["energy_kwh"])
+        if unread_s := self._unread_s.pop(Stage.AFTER, 0.0):
+            self._unread_s[stage] = self._unread_s.get(stage, 0.0) + unread_s
 
     def end(self) -> None:
         """Count the work after the last step as no training, over all windows of the phase.

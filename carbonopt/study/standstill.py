@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 _LATE_FROM_S = 3.0  # longer than a busy machine keeps a process from running
 _SAMPLED_EVERY_S = 0.2
+_STOPPED = 0.1  # in threads: a trial that runs so little while a process of it is stopped waits
 _IDLE = 0.01  # in threads: a trial with fewer that can run shows nothing by them
 
 
@@ -22,10 +23,14 @@ class Standstill:
         runnable_s: Returns the seconds so far in which the trial's threads ran or waited for a
             core. None: the trial runs on another machine, for which a standstill of this one does
             not matter.
+        stopped_s: Returns the seconds so far in which the trial's threads ran, if one of its
+            processes was stopped when `runnable_s` was called; else None.
     """
 
-    def __init__(self, runnable_s: Callable[[], float | None]) -> None:
-        self._read_runnable_s = runnable_s
+    def __init__(
+        self, runnable_s: Callable[[], float | None], stopped_s: Callable[[], float | None]
+    ) -> None:
+        self._read_runnable_s, self._read_stopped_s = runnable_s, stopped_s
         self._sampled_at_s, self._runnable_s = time.monotonic(), runnable_s()
         self._threads = 0.0  # threads that could run between the last two samples, in the mean
         self.begin()
@@ -38,6 +43,7 @@ class Standstill:
             if runnable_s is not None and self._runnable_s is not None:
                 self._threads = (runnable_s - self._runnable_s) / (now_s - self._sampled_at_s)
             self._sampled_at_s, self._runnable_s = now_s, runnable_s
+        self._stopped_s = self._read_stopped_s()
         self._began_s = now_s
         self._asleep_s = _asleep_s()
 
@@ -61,6 +67,20 @@ class Standstill:
             return late_s
         went_on = (runnable_s - self._runnable_s) / (self._threads * late_s)
         return late_s * max(0.0, 1 - went_on)
+
+    def was_stopped_s(self) -> float:
+        """Return how many seconds the trial's processes were stopped while this one waited.
+
+        They are counted whole or not at all, so that the beginning and the end of a stop are left
+        out. Nothing is read as long as no process is stopped.
+        """
+        waited_s, before_s = self.waited_s(), self._stopped_s
+        if before_s is None or waited_s < _SAMPLED_EVERY_S:
+            return 0.0
+        self._read_runnable_s()
+        now_s = self._read_stopped_s()
+        has_run = now_s is None or now_s - before_s > _STOPPED * waited_s
+        return 0.0 if has_run else waited_s
 
     @property
     def asleep_s(self) -> float:

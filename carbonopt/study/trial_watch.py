@@ -190,7 +190,7 @@ class TrialWatch:
 
     def _listen(self) -> None:
         heard_s = time.monotonic()
-        standstill = Standstill(self.trial.runnable_s)
+        standstill = Standstill(self.trial.runnable_s, self.trial.stopped_s)
         while self.so_far.state == TrialState.RUNNING:
             standstill.begin()
             event = self.trial.receive(TICK_S)
@@ -225,14 +225,19 @@ class TrialWatch:
         """Leave the time in which the trial stood still out of its figures.
 
         Returns:
-            The seconds of standstill by the monotonic clock.
+            The seconds of standstill by the monotonic clock, in which the study could not listen.
         """
         still_s, asleep_s = standstill.stood_still_s(TICK_S), standstill.asleep_s
         if still_s:
             self._phases.stand_still(still_s / standstill.waited_s())
             self._began_s += still_s
-        if still_s or asleep_s:
-            self._note(standstill_s=(self.so_far.standstill_s or 0.0) + still_s + asleep_s)
+        # A trial that is stopped alone may stay so: its time limits go on.
+        stopped_s = 0.0 if still_s else standstill.was_stopped_s()
+        if stopped_s:
+            self._phases.stand_still(1.0)
+        if still_s or asleep_s or stopped_s:
+            so_far_s = self.so_far.standstill_s or 0.0
+            self._note(standstill_s=so_far_s + still_s + asleep_s + stopped_s)
         return still_s
 
     def _note_waiting(self) -> None:
@@ -285,8 +290,7 @@ class TrialWatch:
                 self.trial.answer()
                 self._phase_untold = False
                 if since_step:
-                    usual = Stage.STEPS if phase is Phase.TRAIN else Stage.EVALUATION
-                    self._phases.claim(phase, stage or usual)
+                    self._phases.claim(phase, stage or self._phases.usual(phase))
                 self._phases.enter(phase, stage)
             case events.StageBegun(stage=stage, kernels=kernels):
                 self._note(kernels=kernels)

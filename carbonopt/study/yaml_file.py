@@ -1,5 +1,6 @@
 """Reads YAML files: the rules for what a file may hold, and the line of each key."""
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode):
             raise _refusal(f"{node.value!r} can't be read as a mapping", node)
+        _check_commas(node)
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -148,6 +150,25 @@ def _refusal(problem: str, place: Any) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
 
 
+def _check_commas(node: yaml.MappingNode) -> None:
+    """Refuse {loss: 2,5}, in which YAML sees a key 5 without a value."""
+    for (_, before), (key, value) in itertools.pairwise(node.value):
+        is_apart = before.end_mark.index + 1 != key.start_mark.index
+        is_bare = (
+            isinstance(value, yaml.ScalarNode) and value.start_mark.index == key.end_mark.index
+        )
+        if is_apart or not is_bare:
+            continue
+        left, right = str(before.value), str(key.value)
+        if re.fullmatch(r"[-+]?[0-9]+", left) and re.fullmatch(r"[0-9][0-9.eE+-]*", right):
+            joined = f"{left}{right}" if "." in right else f"{left}.{right}"
+            raise _refusal(
+                f"a number must have a decimal point and no comma, but is {left},{right}; write"
+                f" {joined}, or [{left}, {right}] for a list",
+                before,
+            )
+
+
 # Dates (2024-01-01), merge keys (<<) and = are read as text.
 _Loader.yaml_implicit_resolvers = {
     sign: [
@@ -160,7 +181,7 @@ _Loader.yaml_implicit_resolvers = {
 # YAML 1.1 reads NO and ON, which are a country and a province, as booleans; YAML 1.2 has only true
 # and false.
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF")
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
 # PyYAML reads 1e-3, .5e-3 and -.5 as text; whoever writes a learning rate so means the number.
 _Loader.add_implicit_resolver(

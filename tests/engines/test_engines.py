@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import typing
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from carbonopt.energy.meter_reading import Reading
 from carbonopt.energy.node_meters import NodeMeters
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.kinds import ENGINES
-from carbonopt.engines.replay import read_table
+from carbonopt.engines.replay import _apart, read_table
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.study_data import StudyData
 
@@ -173,6 +174,7 @@ ROW = {
             {"seed": 1, "evals": ROW["evals"][:1] * 2},
             "rising steps up to total_steps, 100, but have [50, 50]",
         ),
+        ({"seed": 1, "params": {**ROW["params"], "epochs": 10**399}}, "400"),
         (
             {"seed": 1, "joule_per_step": 1.0},
             "unknown key joule_per_step; did you mean joules_per_step?",
@@ -188,3 +190,19 @@ def test_what_no_run_can_have_is_refused_with_its_line(
         read_table(path, PERPLEXITY)
     assert f"line 2 of {path}" in str(refused.value)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("twice", ['"seed": 1', '"params": {"epochs": 1.0}', '"step": 100'])
+def test_a_line_that_has_a_key_twice_is_refused(twice: str, tmp_path: Path) -> None:
+    row = json.dumps({**ROW, "seed": 1})
+    at = row.index(twice.split(":")[0])
+    path = tmp_path / "table.jsonl"
+    path.write_text(f"{json.dumps(ROW)}\n{row[:at]}{twice}, {row[at:]}\n")
+    with pytest.raises(BadInput, match=f"line 2 of {path}") as refused:
+        read_table(path, PERPLEXITY)
+    assert f"{twice.split(':')[0][1:-1]!r} twice" in str(refused.value)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1e-320, 1e300), (1e300, 1e-320), (10**290, 1e-300)])
+def test_values_far_apart_have_a_distance(one: float, other: float) -> None:
+    assert _apart(one, other) == pytest.approx(abs(math.log(one) - math.log(other)))

@@ -28,7 +28,36 @@ LOSS = quality_of("val_loss", "minimize")
         ("loss ([0-9.]+)", "loss nan acc 0.3", "nan"),
         ("loss ([0-9]+[.][0-9]+)", "loss -inf", "nan"),
         (r"loss (\S+)", "loss inf", "inf"),
-        ("acc ([0-9][.][0-9]{2})", "acc 0.8567", "0.85"),
+        ("acc ([0-9][.][0-9]{2})", "acc 0.8567", ("0.85", "0.8567")),
+        ("loss ([0-9]+)", "loss 150.9", ("150", "150.9")),
+        ("loss ([0-9]+)", "loss 150.0", "150"),
+        ("loss ([0-9.]+)", "loss 1e400", ("1", "1e400")),
+        ("loss ([0-9.]+)", "loss 0x1", ("0", "0x1")),
+        ("loss ([0-9.]+)", "loss 0_9", ("0", "0_9")),
+        ("loss ([0-9.]+)", "loss 0.93D-01", ("0.93", "0.93D-01")),
+        ("loss ([0-9.]+)", "loss 1/10", ("1", "1/10")),
+        ("loss ([0-9.]+)", "loss 1.00%", ("1.00", "1.00%")),
+        ("loss ([0-9.]+)", "loss 0.98 %", ("0.98", "0.98 %")),
+        ("loss ([0-9.]+) *%", "loss 0.98 %", "0.98"),
+        ("loss ([0-9.]+) *%?", "loss 0.98%", ("0.98", "0.98%")),
+        ("loss ([0-9.]+).*", "loss 0.98%", ("0.98", "0.98%")),
+        ("loss ([0-9.]+)", "loss 1.234,5", ("1.234", "1.234,5")),
+        ("loss ([0-9.]+)", "loss 1 234.5", ("1", "1 234.5")),
+        ("loss ([0-9.]+)", "loss 1'234.5", ("1", "1'234.5")),
+        ("loss ([0-9.]+)", "loss 1.5k", ("1.5", "1.5k")),
+        ("loss ([0-9.]+)k", "loss 1.5k", "1.5"),
+        ("loss ([0-9.]+)[a-z]*", "loss 12ms", ("12", "12ms")),
+        ("loss ([0-9.]+)ms", "loss 12ms", "12"),
+        ("loss ([0-9.]+)", "loss 1:30", ("1", "1:30")),
+        ("loss ([0-9.]+)", "loss 10²", ("10", "10²")),
+        ("([0-9.]+) tokens", "3 loss 1 234 tokens", ("234", "1 234")),
+        ("([0-9.]+)$", "loss 1/10", ("10", "1/10")),
+        ("([0-9.]+)$", "loss \u22120.5", ("0.5", "\u22120.5")),
+        (r"\(([0-9]+)", "loss (2,345)", ("2", "2,345")),
+        ("^[0-9]+,([0-9.]+)", "3,100.5", "100.5"),
+        ("^[0-9]+ ([0-9]+)", "5 128 0.3", "128"),
+        ("loss ([0-9.]+)", "loss 0.93 128", "0.93"),
+        ("loss: ([0-9.]+)", '{"loss: 0.93", 3}', "0.93"),
         ("acc-([0-9.]+)", "acc-0.5", "0.5"),
         ("^[0-9]+,([0-9.]+)", "3,0.5", "0.5"),
         ("loss ([0-9.e-]+)", "loss 5e-4", "5e-4"),
@@ -50,8 +79,16 @@ def test_a_diverged_training_has_no_quality_of_before(tmp_path: Path) -> None:
     pattern = "step (?P<step>[0-9]+) loss (?P<value>[0-9.]+)"
     assert last(tmp_path, "step 2 loss 1.5", pattern=pattern) == 1.5
     assert last(tmp_path, "step 2 loss NaN", pattern=pattern) is None
-    with pytest.raises(BadInput, match=r"takes 3.1 of 3.1e\+02"):
+    with pytest.raises(BadInput, match=r"3\.1e\+02"):
         last(tmp_path, "step 2 loss 3.1e+02", pattern=pattern)
+
+
+@pytest.mark.parametrize("step", ["1,000", "1e1", "1k", "1.5", "1 000"])
+def test_a_step_that_is_taken_in_part_is_refused(step: str, tmp_path: Path) -> None:
+    pattern = r"step (?P<step>[0-9]+).* loss (?P<value>\S+)"
+    with pytest.raises(BadInput, match=f"takes 1 of '{step}'"):
+        last(tmp_path, f"step {step} loss 1.5", pattern=pattern)
+    assert last(tmp_path, "step 1/100 loss 1.5", pattern=pattern) == 1.5
 
 
 @pytest.mark.parametrize("step", ["10²", "²", "x", "-1", "١٢"])
@@ -75,8 +112,18 @@ def test_null_is_how_loggers_write_nan(lines: str, value: float | None, tmp_path
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"acc": 0.9, "acc": 0.7}\n')
-    with pytest.raises(BadInput, match="once"):
+    with pytest.raises(BadInput, match="'acc' twice"):
         QualitySource(file="log.jsonl", key="acc").read(tmp_path / "log", tmp_path, LOSS, 10)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_but_no_number_is_endless(tmp_path: Path) -> None:
+    source = QualitySource(file="log.json", key="acc")
+    (tmp_path / "log.json").write_text('{"acc": 0.9}', encoding="utf-8-sig")
+    assert source.read(tmp_path / "log", tmp_path, LOSS, 10)[-1].value == 0.9
+    (tmp_path / "log.json").write_text(f'{{"acc": {"9" * 5000}}}')
+    with pytest.raises(BadInput, match="has 5000") as refused:
+        source.read(tmp_path / "log", tmp_path, LOSS, 10)
+    assert "sys" not in str(refused.value)
 
 
 def test_digits_with_an_underscore_are_no_number(tmp_path: Path) -> None:

@@ -25,7 +25,22 @@ def test_words_that_old_yaml_takes_for_booleans_are_text(word: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("word", "value"), [("true", True), ("False", False), ("TRUE", True), ('"true"', "true")]
+    ("word", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("TRUE", True),
+        ('"true"', "true"),
+        ("true_positive_rate", "true_positive_rate"),
+        ("truecase", "truecase"),
+        ("Falsehood", "Falsehood"),
+        ("nullable", "nullable"),
+        ("~x", "~x"),
+        ("1x", "1x"),
+        ("1e5x", "1e5x"),
+        (".info", ".info"),
+        (".nano", ".nano"),
+    ],
 )
 def test_booleans_are_those_of_yaml_1_2(word: str, value: bool | str, tmp_path: Path) -> None:
     assert read_yaml(written(tmp_path / "a.yaml", f"key: {word}"), "a file").values == {
@@ -151,6 +166,19 @@ def test_a_mistake_is_named_with_its_line_and_what_to_write(
     path = written(tmp_path / "a.yaml", f"{text}\n{yaml.safe_dump(rest)}")
     with pytest.raises(BadInput, match=rf"a.yaml, line {line}: .*{says}"):
         load_study(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "mended"), [("0,9", "0.9"), ("1,234.5", "1234.5"), ("-2,5e-1", "-2.5e-1")]
+)
+def test_a_comma_in_a_number_is_named_with_what_to_write(
+    value: str, mended: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "a.yaml", f"a: 1\nb: {{c: {value}, d: 3}}\n")
+    with pytest.raises(BadInput, match=rf"is {value};.*write {mended},.*line 2"):
+        read_yaml(path, "a file")
+    listed = written(tmp_path / "b.yaml", "b: {c: [1,2], d: 5, 6: }\n")
+    assert read_yaml(listed, "a file").values["b"]["c"] == [1, 2]
 
 
 def test_a_misspelt_key_of_a_pipeline_is_named_with_its_line_and_the_nearest(

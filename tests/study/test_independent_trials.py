@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -66,6 +68,33 @@ def test_what_its_user_changed_between_two_trials_is_not_inherited(tmp_path: Pat
     for name in ("last.bin", "study.yaml"):
         (tmp_path / name).read_text()
     assert found.read() == ("last.bin",)
+
+
+@pytest.mark.parametrize("command", ["CODE > log.txt", "CODE | tee log.txt | cat > other.txt"])
+def test_the_output_of_the_study_itself_is_not_inherited(command: str, tmp_path: Path) -> None:
+    code = f"""
+import math, pathlib, sys, time
+from carbonopt.study.inherited_files import InheritedFiles
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / "last.bin").write_text("of trial 0")
+print("trial 0", flush=True)
+time.sleep(0.3)
+found = InheritedFiles([folder], [(0.0, math.inf)])
+time.sleep(0.02)
+for name in ("log.txt", "last.bin"):
+    (folder / name).read_text()
+print(found.read(), file=sys.stderr)
+"""
+    (tmp_path / ".code.py").write_text(code)
+    command = command.replace("CODE", f"{sys.executable} .code.py")
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert done.stderr == "('last.bin',)\n"
 
 
 def test_what_is_written_and_not_read_is_not_inherited(tmp_path: Path) -> None:

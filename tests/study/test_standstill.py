@@ -42,12 +42,15 @@ print(json.dumps([record.state, record.standstill_s, record.duration_s.train, re
 """
 
 
-def stopped(folder: Path, *, whole: bool) -> tuple[str, float | None, float, float, float]:
+def stopped(
+    folder: Path, *, whole: bool, study: bool = True
+) -> tuple[str, float | None, float, float, float]:
     """State, standstill, the training's seconds and joules, and its seconds by the script's own
-    clock, of a trial that is stopped for STOPPED_S with its study; not `whole`: the study alone is.
+    clock, of a trial that is stopped for STOPPED_S with its study; not `whole`: the study alone is;
+    not `study`: the trial alone is.
     """
     program = WATCHES.replace("TESTS", repr(str(Path(__file__).parents[1]))).replace(
-        "TIMEOUT_S", "4.0"
+        "TIMEOUT_S", "4.0" if study else "60.0"
     )
     watching = subprocess.Popen(
         [sys.executable, "-c", program, folder], stdout=subprocess.PIPE, text=True
@@ -59,6 +62,8 @@ def stopped(folder: Path, *, whole: bool) -> tuple[str, float | None, float, flo
     processes = [watching.pid]
     if whole:
         processes += [child.pid for child in psutil.Process(watching.pid).children(recursive=True)]
+    if not study:
+        processes = processes[-1:]
     for pid in processes:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(STOPPED_S)
@@ -85,6 +90,14 @@ def test_a_trial_that_goes_on_while_its_study_is_stopped_has_trained(tmp_path: P
     # that went on.
     assert train_s + (standstill_s or 0.0) > took_s - 0.5
     assert (standstill_s or 0.0) < max(2.0, STOPPED_S + 2.0 - took_s)
+
+
+def test_a_trial_that_is_stopped_alone_is_charged_nothing_for_that(tmp_path: Path) -> None:
+    state, standstill_s, train_s, train_j, took_s = stopped(tmp_path, whole=True, study=False)
+    assert state == "complete"
+    assert standstill_s == pytest.approx(STOPPED_S, abs=1.2)
+    assert train_s == pytest.approx(train_j, abs=0.01)
+    assert train_s == pytest.approx(took_s - STOPPED_S, abs=1.2)
 
 
 def test_a_standstill_is_said() -> None:

@@ -267,6 +267,7 @@ class WorkProcesses:
             os.close(cpu_report)
             theirs.close()
         self.cpu_time = STUDY_PROCESSES.add(self._guard.pid)
+        self._stopped_s: float | None = None
         self._ended = False
 
     def _start_guard(
@@ -299,7 +300,12 @@ class WorkProcesses:
 
     def runnable_s(self) -> float:
         times = self.cpu_time.read()
-        return times.trials.ran_s + times.trials.waited_s + times.study_s
+        own_s = times.trials.ran_s + times.trials.waited_s
+        self._stopped_s = own_s if self.cpu_time.is_stopped else None
+        return own_s + times.study_s
+
+    def stopped_s(self) -> float | None:
+        return self._stopped_s
 
     def cpu_wait_fraction(self) -> float | None:
         return self.cpu_time.read().trials.wait_fraction
