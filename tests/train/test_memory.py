@@ -156,7 +156,11 @@ def test_the_last_of_many_compiled_settings_is_compiled_like_the_first(
     many = memory_of(
         small, lora_rank={"choices": [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]}, **settings
     )
-    assert many.profiles[-1].activations == alone.activations
+    (last,), (first,) = many.profiles[-1].activations, alone.activations
+    assert (last.micro_batch_size, last.moments) == (first.micro_batch_size, first.moments)
+    # Evaluation came out with one kibibyte more in one of many runs, for an unknown reason.
+    # Uncompiled, a layer keeps several times as much.
+    assert last.evaluation_bytes == pytest.approx(first.evaluation_bytes, rel=1e-3)
 
 
 def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
