@@ -1,16 +1,15 @@
-"""What a study's waits for the hours of its schedule cost and saved.
+"""The cost and the saving of a study's waits for the hours of its schedule.
 
 The saving is that of the trials' energy: each trial's, at the intensity of the hours in which it
 ran, against the same trials without the waits before them. The search never sees either.
 """
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from carbonopt.analysis.hourly import Hours
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Frozen
-from carbonopt.spec.study_data import StudyData, Wait
+from carbonopt.spec.study_data import StudyData, Wait, union_s
 
 
 class Waiting(Frozen):
@@ -41,7 +40,7 @@ def waiting(data: StudyData) -> Waiting | None:
     gross, net = _realised(data, waits)
     return Waiting(
         waits=len(waits),
-        waited_s=_together_s(waits),
+        waited_s=union_s(wait.span for wait in waits),
         idle_kwh=idle_kwh,
         idle_kg_co2e=data.emissions_kg_co2e(idle_kwh),
         first_start=min(starts, default=None),
@@ -49,19 +48,6 @@ def waiting(data: StudyData) -> Waiting | None:
         realised_saving=gross,
         realised_net_saving=net,
     )
-
-
-def _together_s(waits: Iterable[Wait], until: datetime | None = None) -> float:
-    """Return how long at least one worker waited, until a moment if one is given."""
-    total, reached = timedelta(0), None
-    for wait in waits:
-        begin, end = wait.span
-        if until is not None:
-            begin, end = min(begin, until), min(end, until)
-        reached = begin if reached is None else reached
-        total += max(end - max(begin, reached), timedelta(0))
-        reached = max(end, reached)
-    return total.total_seconds()
 
 
 def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float | None]:
@@ -72,7 +58,7 @@ def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float |
     ran = [record for record in data.records if record.energy_kwh and record.duration_s]
     emitted, instead, waited = 0.0, 0.0, 0.0
     for record in ran:
-        rates = _rates(record, hours, _together_s(waits, until=_start(record)))
+        rates = _rates(record, hours, union_s((wait.span for wait in waits), _start(record)))
         if None in rates:
             return None, None
         assert record.energy_kwh is not None

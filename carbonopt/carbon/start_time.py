@@ -15,6 +15,7 @@ from itertools import pairwise
 from statistics import fmean
 from zoneinfo import ZoneInfo
 
+from carbonopt.carbon.expected_intensity import hour_of
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.schedule_settings import Schedule, readings
 
@@ -139,7 +140,7 @@ class _AllowedTime:
         self, now: datetime, windows: Iterable[Window], expected: Callable[[int], float | None]
     ) -> None:
         pieces = [piece for window in windows for piece in _by_hour(now, window)]
-        rates = [expected(int(begin.timestamp() // 3600)) for begin, _ in pieces]
+        rates = [expected(hour_of(begin)) for begin, _ in pieces]
         usual = fmean([rate for rate in rates if rate is not None] or [0.0])
         self._begins = [begin for begin, _ in pieces]
         # Seconds of work, and of work × intensity, until each piece begins and the last one ends.

@@ -125,7 +125,14 @@ def _run_in_jobs(
     ]
     with interruptible() as interrupted:
         code = run_in_jobs(
-            *(config, study, paths, storage, arguments, interrupted, begins_in_s), detach=detach
+            config,
+            study,
+            paths,
+            storage,
+            arguments,
+            interrupted,
+            begins_in_s=begins_in_s,
+            detach=detach,
         )
     raise typer.Exit(code or 0)
 

@@ -34,8 +34,8 @@ def run_in_jobs(
     storage: str | None,
     arguments: list[str],
     interrupted: Callable[[], bool],
-    begins_in_s: int,
     *,
+    begins_in_s: int,
     detach: bool,
 ) -> int | None:
     """Run a study in Slurm jobs, and follow the first one until it has ended.

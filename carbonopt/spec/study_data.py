@@ -191,7 +191,16 @@ def wall_clock_s(sessions: Iterable[SessionLedger], until: datetime | None = Non
     Args:
         until: time after this moment doesn't count.
     """
-    spans = [span for session in sessions for span in session.working_spans]
+    return union_s((span for session in sessions for span in session.working_spans), until)
+
+
+def union_s(spans: Iterable[tuple[datetime, datetime]], until: datetime | None = None) -> float:
+    """Return the seconds that at least one of these spans covers.
+
+    Args:
+        spans: beginnings and ends, in any order.
+        until: time after this moment doesn't count.
+    """
     total, reached = timedelta(0), None
     for begin, end in sorted(spans):
         begin, end = (moment if until is None else min(moment, until) for moment in (begin, end))
