@@ -82,12 +82,17 @@ class StartSchedule:
     _said: str = ""
 
     def next_start(
-        self, data: StudyData, remaining: timedelta | None, now: datetime, *, waits: bool
+        self,
+        records: tuple[TrialRecord, ...],
+        remaining: timedelta | None,
+        now: datetime,
+        *,
+        waits: bool,
     ) -> PlannedStart | None:
         """Return when the next trial is to begin; None: now.
 
         Args:
-            data: the study.
+            records: the trials so far.
             remaining: how long the rest of the study takes; None: nothing is known of it, so that
                 a first trial has to tell.
             now: the time.
@@ -106,7 +111,7 @@ class StartSchedule:
         except BadInput as error:
             self._say(f"it goes on at once: {error}")
             return None
-        start = self._start(data, remaining, now, finish_by, windows, expected, waits=waits)
+        start = self._start(records, remaining, now, finish_by, windows, expected, waits=waits)
         if start.at <= now:
             return None
         return PlannedStart(
@@ -118,7 +123,7 @@ class StartSchedule:
 
     def _start(
         self,
-        data: StudyData,
+        records: tuple[TrialRecord, ...],
         remaining: timedelta | None,
         now: datetime,
         finish_by: datetime,
@@ -129,7 +134,7 @@ class StartSchedule:
     ) -> Start:
         schedule = self.checked.config.schedule
         assert schedule is not None
-        trial = _mean_duration(data.records)
+        trial = _mean_duration(records)
         if schedule.hours and trial is not None:
             # A trial that would go on beyond its window waits for the next one.
             windows = tuple(
@@ -183,8 +188,7 @@ def first_start(
     if isinstance(config.launch, SlurmLaunch):
         limits.append(timedelta(minutes=config.launch.time))
     schedule = StartSchedule(checked, now, warn)
-    no_trials = StudyData.model_construct(records=())
-    return schedule.next_start(no_trials, min(limits, default=None), now, waits=False)
+    return schedule.next_start((), min(limits, default=None), now, waits=False)
 
 
 def remaining_time(

@@ -230,7 +230,7 @@ class TrialLoop:
             return None
         waits = self.account.waits or data.planned_start is not None
         remaining = self.budget.remaining(data, len(self.lease.living))
-        start = self.schedule.next_start(data, remaining, now_in_utc(), waits=waits)
+        start = self.schedule.next_start(data.records, remaining, now_in_utc(), waits=waits)
         if start != data.planned_start:
             self.storage.set_planned_start(start)
         if start is None:

@@ -48,7 +48,7 @@ def checked(tiny_study: dict, forecast: CarbonTrace | None = None, **schedule) -
 def planned(of: CheckedStudy, records=(), now=NOW, first_call=NOW, waits=False, hours=4.0):
     said: list[str] = []
     plan = StartSchedule(of, first_call, said.append).next_start(
-        study(*records), None if hours is None else hours * HOUR, now, waits=waits
+        study(*records).records, None if hours is None else hours * HOUR, now, waits=waits
     )
     return None if plan is None else datetime.fromisoformat(plan.at), said
 
