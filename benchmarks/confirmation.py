@@ -1,24 +1,28 @@
-"""How often a recommendation is in truth above the target, with and without `confirm`, in simulated
-studies.
+"""How often a recommendation is in truth above the target, with and without `confirm`, and how often
+the saving's interval holds the true saving where the start is repeated, in simulated studies.
 
     python benchmarks/confirmation.py [STUDIES]
 
 A study has 25 trials; cheaper ones tend to be less accurate. A run's perplexity spreads about its
 configuration's true one by a deviation drawn from DEVIATIONS, its emissions by 2 %. What is
 repeated and what is then recommended is decided by the code that decides it in a real study.
+
+For the saving a study has two trials, the start and a winner that emits a known share of it.
 """
 
+import itertools
 import math
 import sys
 
 import numpy as np
 
 from carbonopt.analysis.confirmation import confirmation_progress
-from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
 from carbonopt.spec.search_settings import Confirm
+from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import Intensity, Provenance, StudyData
 from carbonopt.study.study_file import parse_study
 
@@ -79,6 +83,19 @@ class Truth:
         )
 
 
+def with_repeats(
+    empty: StudyData, config: StudyConfig, truth: "Truth | TwoTrials", records: list[TrialRecord]
+) -> tuple[StudyData, Recommendation]:
+    """Return the study with all repeats that the configuration asks for, and its recommendation."""
+    records = list(records)
+    while True:
+        data = empty.model_copy(update={"config": config, "records": tuple(records)})
+        due = confirmation_progress(data, lambda seed, params: True).next
+        if due is None:
+            return data, recommend(data)
+        records.append(truth.run(len(records), due.trial, due.seed))
+
+
 def main(studies: int) -> None:
     print(
         "| seeds spread by | winner of single runs above the target | holds after repeats | of"
@@ -98,14 +115,8 @@ def main(studies: int) -> None:
                 continue
             met += 1
             above += truth.log_over_target[single.trial] > 0
-            while True:
-                data = empty.model_copy(update={"config": confirmed, "records": tuple(records)})
-                due = confirmation_progress(data, lambda seed, params: True).next
-                if due is None:
-                    break
-                records.append(truth.run(len(records), due.trial, due.seed))
-            answer = recommend(data)
-            repeats += len(records) - TRIALS
+            data, answer = with_repeats(empty, confirmed, truth, records)
+            repeats += len(data.records) - TRIALS
             if answer.confidence is not None and answer.confidence.confirmed:
                 holds += 1
                 holds_above += truth.log_over_target[answer.trial] > 0
@@ -115,5 +126,58 @@ def main(studies: int) -> None:
         )
 
 
+class TwoTrials:
+    """A start, and a winner that emits a known share of it."""
+
+    def __init__(self, rng: np.random.Generator, share: float, deviation: float) -> None:
+        self._rng, self._share, self._deviation = rng, share, deviation
+
+    def run(self, number: int, of: int, seed: int) -> TrialRecord:
+        kg = (1.0, self._share)[of] * math.exp(self._rng.normal(0.0, self._deviation))
+        params = TrialParams(
+            global_batch_size=8,
+            micro_batch_size_per_gpu=8,
+            learning_rate=1e-3 * (1 + of),
+            epochs=1,
+        )
+        return TrialRecord(
+            trial=number,
+            state=TrialState.COMPLETE,
+            seed=seed,
+            repeat_of=None if of == number else of,
+            params=params,
+            quality=QualityResult(name=PERPLEXITY.name, value=TARGET * (1.1, 0.9)[of]),
+            emissions_kg_co2e=kg,
+        )
+
+
+def savings(studies: int) -> None:
+    print()
+    print("| seeds | spread of emissions | saving | interval holds it | runs of the start |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    empty = empty_study()
+    for seeds, deviation, share in itertools.product(
+        (3, 6), (0.005, 0.013, 0.03), (0.25, 0.31, 0.6)
+    ):
+        search = empty.config.search.model_copy(update={"start": {"global_batch_size": 8}})
+        confirm = Confirm(seeds=seeds, runners_up=0, baseline=True)
+        config = empty.config.model_copy(update={"confirm": confirm, "search": search})
+        rng, holds, runs = np.random.default_rng(0), 0, 0
+        for _ in range(studies):
+            truth = TwoTrials(rng, share, deviation)
+            records = [truth.run(number, number, 0) for number in range(2)]
+            data, answer = with_repeats(empty, config, truth, records)
+            assert answer.saving_interval is not None
+            lowest, highest = answer.saving_interval
+            holds += lowest <= 1 - share <= highest
+            runs += sum(0 in (record.trial, record.repeat_of) for record in data.records)
+        print(
+            f"| {seeds} | {deviation:.1%} | {1 - share:.0%} | {holds / studies:.1%} |"
+            f" {runs / studies:.2f} |"
+        )
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3000)
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
+    main(count)
+    savings(count)

@@ -4,14 +4,14 @@
 
 Each file is a trace as `carbon.trace` takes it, of two years or more. On each night of the years
 that have 28 days before them, work of some hours is called at 18:00 local time with a window of some
-hours. It is planned by `next_start` again every hour, as a study does. The saving is against the
+hours. It is planned by `cleanest_start` again every hour, as a study does. The saving is against the
 same work begun at once; the oracle begins it once, with perfect foresight.
 
 Prints the tables of reports/schedule.md.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ from statistics import fmean
 from zoneinfo import ZoneInfo
 
 from carbonopt.carbon.expected_intensity import ExpectedIntensity, expected_intensity, hour_of
-from carbonopt.carbon.start_time import next_start
+from carbonopt.carbon.start_time import cleanest_start
 from carbonopt.carbon.trace import read_trace
 from carbonopt.spec.study_data import CarbonTrace
 
@@ -89,7 +89,7 @@ def planned(night: Night, work: int, estimate: Callable[[int], float]) -> tuple[
         now = night.begin + hour * HOUR
         remaining = estimate(done) * (work - done) * HOUR
         least = 0.0 if state == "waits" else AT_LEAST_SAVING
-        start = next_start(now, night.expected.at, remaining, finish_by, at_least_saving=least)
+        start = cleanest_start(now, night.expected.at, remaining, finish_by, at_least_saving=least)
         if start.at - now >= HOUR:
             state = "waits"
             continue
@@ -99,9 +99,10 @@ def planned(night: Night, work: int, estimate: Callable[[int], float]) -> tuple[
     return fmean(used), starts, done < work
 
 
-def scored(trace: CarbonTrace, zone: ZoneInfo, work: int, window: int, factor: float) -> Sums:
-    sums = Sums()
-    for night in nights(trace, zone, window):
+def scored(called: Sequence[Night], work: int, factor: float) -> Sums:
+    """Return the sums over nights of one window."""
+    sums, window = Sums(), len(called[0].actual)
+    for night in called:
         blocks = [fmean(night.actual[at : at + work]) for at in range(window - work + 1)]
         ours, starts, late = planned(night, work, lambda done: factor)
         learnt, _, _ = planned(night, work, lambda done: factor if done < LEARNT_AFTER_H else 1.0)
@@ -122,14 +123,17 @@ def main(arguments: list[str]) -> None:
     grids = []
     for argument in arguments:
         path, _, zone = argument.rpartition(":")
-        grids.append((Path(path).stem, read_trace(Path(path)), ZoneInfo(zone)))
+        trace = read_trace(Path(path))
+        windows = sorted({window for _, window, _ in SETTINGS})
+        of_window = {window: list(nights(trace, ZoneInfo(zone), window)) for window in windows}
+        grids.append((Path(path).stem, of_window))
     print(
         "| work / window | estimate | oracle saves | planned saves | share | worst grid's year |"
         " share, pace known after 1 h | late nights | starts a night |"
     )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for work, window, factor in SETTINGS:
-        sums = [scored(trace, zone, work, window, factor) for _, trace, zone in grids]
+        sums = [scored(called[window], work, factor) for _, called in grids]
         oracle, ours, learnt = (
             fmean(one.saving(name) for one in sums) for name in ("oracle", "planned", "learnt")
         )
@@ -142,8 +146,8 @@ def main(arguments: list[str]) -> None:
             f" {sum(one.starts for one in sums) / total:.2f} |",
             flush=True,
         )
-    for name, trace, zone in grids:
-        own = [scored(trace, zone, *setting) for setting in SETTINGS[:3]]
+    for name, called in grids:
+        own = [scored(called[window], work, factor) for work, window, factor in SETTINGS[:3]]
         print(
             f"{name}: "
             + ", ".join(

@@ -17,6 +17,13 @@ from mkdocs.structure.pages import Page
 _DOCS = "docs/"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
 _FOLDER = re.compile(r"\[([^\]]*)\]\((?!\w+:)[^)#\s]+/\)")  # a site shows no folder
+_INLINE_CODE = re.compile(r"(?<!<pre>)(?<!<span></span>)<code>([^<]+)</code>")
+_OPTION = re.compile(r"\[?--[a-z][\w-]*(?: [A-Z][\w.=]*)?\]?")
+_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+# where a key's words end: after an underscore, and after a dot unless a file's suffix follows
+_AFTER_UNDERSCORE = r"(?<=\w_)(?=[A-Za-z]{2})"
+_AFTER_DOT = r"(?<=[\w\]*]\.)(?=\*|[A-Za-z]\w*[._]|[A-Za-z]\w{5})"
+_END_OF_WORD = re.compile(f"{_AFTER_UNDERSCORE}|{_AFTER_DOT}")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -49,6 +56,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(target, posixpath.dirname(uri) or ".")
 
     return _LINK.sub(on_site, _FOLDER.sub(r"\1", _generated(markdown)))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Let no line of inline code end within an option, and in tables only between a key's words.
+
+    Here and not in the page's content, which the search reads.
+    """
+    output = _INLINE_CODE.sub(_with_whole_options, output)
+    return _CELL.sub(lambda cell: _INLINE_CODE.sub(_breakable, cell[0]), output)
+
+
+def _with_whole_options(code: re.Match[str]) -> str:
+    return f"<code>{_OPTION.sub(_unbroken, code[1])}</code>"
+
+
+def _unbroken(option: re.Match[str]) -> str:
+    return f'<span class="option">{option[0]}</span>'
+
+
+def _breakable(code: re.Match[str]) -> str:
+    return f"<code>{_END_OF_WORD.sub('<wbr>', code[1])}</code>"
 
 
 def _generated(markdown: str) -> str:

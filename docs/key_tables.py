@@ -5,9 +5,6 @@ file, and `<!-- dimensions -->` for the table of dimensions. What a key means is
 its field.
 """
 
-import ast
-import inspect
-import itertools
 import json
 import math
 import re
@@ -17,9 +14,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, TrialParams
+from carbonopt.spec.field_meanings import field_meanings
 from carbonopt.spec.launch_settings import LAUNCHES
+from carbonopt.spec.pipeline_file import PipelineStep
 from carbonopt.spec.space_settings import Choices, Range, Space
 from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.workload_settings import ModelWorkload
 from carbonopt.train.tasks.task import TASKS, task_class
 
 _MARKER = re.compile(r"^<!-- (keys|dimensions)(?:: (.+))? -->$", re.MULTILINE)
@@ -47,7 +47,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> dict[str, Key]:
     Keys of a mapping's values are below `*`, and keys of a list's items below `[]`.
     """
     found: dict[str, Key] = {}
-    meanings = _field_docstrings(model)
+    meanings = field_meanings(model)
     for name, field in model.model_fields.items():
         path, below = prefix + name, _models_in(field.annotation)
         if not below or below[0] in (Space, TrialParams):
@@ -77,23 +77,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
-def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstrings below the fields of a model and its bases, each on one line."""
-    docstrings = {}
-    for cls in reversed(model.__mro__):
-        if not cls.__module__.startswith("carbonopt."):
-            continue
-        statements = ast.parse(inspect.getsource(cls)).body[0].body
-        for statement, below in itertools.pairwise(statements):
-            match statement, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(docstring))),
-                ):
-                    docstrings[name] = " ".join(docstring.split())
-    return docstrings
-
-
 def _key_table(parts: list[str]) -> str:
     """Return the table of these parts.
 
@@ -117,15 +100,22 @@ def _keys_of_part(part: str) -> dict[str, Key]:
     """Return the keys of a part of a study file.
 
     Args:
-        part: a top-level key, a kind of launch (its own keys beside those of `local`), a task, or
-            one of the forms of a dimension: `choices` or `range`.
+        part: a top-level key, a kind of launch (its own keys beside those of `local`), a task (its
+            own keys beside those of `workload`), one of the forms of a dimension (`choices` or
+            `range`), or `step`, a step of a pipeline.
     """
     if part in LAUNCHES:
         launch = LAUNCHES[part]
-        own = launch.model_fields if part == "local" else launch.__annotations__
-        return {f"launch.{name}": key for name, key in keys(launch).items() if name in own}
+        found = keys(launch)
+        own = {name: key for name, key in found.items() if name in launch.__annotations__}
+        shown = {**own, **found} if part == "local" else own  # `kind` first, not the shared keys
+        return {f"launch.{name}": key for name, key in shown.items()}
     if part in TASKS:
-        return keys(task_class(part).settings, "workload.")
+        shared = keys(ModelWorkload, "workload.")
+        settings = keys(task_class(part).settings, "workload.")
+        return {path: key for path, key in settings.items() if path not in shared}
+    if part == "step":
+        return keys(PipelineStep)
     if part in ("choices", "range"):
         return keys(Choices if part == "choices" else Range)
     return {path: key for path, key in keys(StudyConfig).items() if path.split(".")[0] == part}

@@ -105,6 +105,31 @@ class Tab:
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def press_on(self, selector: str) -> None:
+        """With the mouse, in the middle of an element."""
+        one = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{one}.scrollIntoView({{block: 'center'}})")
+        middle = "(box => [box.x + box.width / 2, box.y + box.height / 2])"
+        self.click(*self.run(f"{middle}({one}.getBoundingClientRect())"))
+
+    def pasted(self) -> str:
+        """What the clipboard holds, pasted as a person does it."""
+        self.run("document.body.append(document.createElement('textarea'))")
+        self.run("document.querySelector('textarea').focus()")
+        self.send("Input.dispatchKeyEvent", type="keyDown", key="v", commands=["paste"])
+        pasted: str = self.run("document.querySelector('textarea').value")
+        return pasted
+
+    def saved(self, selector: str, path: Path) -> str:
+        """The text of the file that an element saves under this name."""
+        self.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(path.parent))
+        self.press_on(selector)
+        end = time.monotonic() + WAIT_S
+        while not path.exists():
+            assert time.monotonic() < end, "nothing was saved"
+            time.sleep(0.05)
+        return path.read_text(encoding="utf-8")
+
     def picture(self, path: Path, *, whole: bool = True) -> None:
         shot = self.send("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))

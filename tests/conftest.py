@@ -1,22 +1,20 @@
 """What several test files need: small study files and a table of recorded runs, made here."""
 
 import os
-import secrets
 import shutil
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import hypothesis
-import psycopg
 import pytest
 import yaml
-from commands import free_port, within
+from commands import within
 from matplotlib.backends import _backend_pdf_ps as fonts
+from postgresql import Server, running_server
 from replays import study_over, write_table
 from ssh_hosts import ssh_hosts  # noqa: F401 – a fixture
 
@@ -47,7 +45,12 @@ LONG_FILES = (
     "energy/test_gpu_energy.py",
     "engines/test_nodes.py",
     "storage/test_workers.py",
+    "storage/test_reconnecting_storage.py",
+    "study/test_checkpoints.py",
+    "train/test_training_checkpoints.py",
     "study/test_resume.py",
+    "api/test_python_api.py",
+    "watch/test_live_page.py",
     "train/tasks/test_seq2seq.py",
     "export/test_rerun.py",
     "engines/test_fork_server.py",
@@ -109,6 +112,14 @@ def table(tmp_path: Path) -> Path:
 @pytest.fixture
 def replay_study(table: Path) -> dict:
     return study_over(table)
+
+
+@pytest.fixture
+def wide_replay(replay_study: dict) -> dict:
+    """25 of the 27 recorded configurations, for several workers."""
+    replay_study["search"] |= {"sampler": "random", "pruning": {"target": False, "cap": False}}
+    replay_study["budget"] = {"trials": 25}
+    return replay_study
 
 
 @pytest.fixture(scope="session")
@@ -178,54 +189,28 @@ def write_study(tmp_path: Path):
     return write
 
 
-@pytest.fixture(scope="session")
-def postgresql_server():
-    """The URL of a server of our own, as the user that Debian's package made for it."""
+def own_postgresql(name: str) -> AbstractContextManager[Server]:
+    """A running server of our own; skips the test where there can be none."""
     if shutil.which("pg_ctlcluster") is None or os.geteuid() != 0:
         pytest.skip("needs an installed PostgreSQL server, and root to become its user")
-    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
-    data, port = Path("/tmp") / f"carbonopt-pg-{os.getpid()}", free_port()
-    password = Path("/tmp") / f"carbonopt-pg-{os.getpid()}.pw"
-    password.write_text("s3cret")
-    password.chmod(0o644)
+    return running_server(Path("/tmp") / f"carbonopt-{name}-{os.getpid()}")
 
-    def as_postgres(*command: object) -> None:
-        subprocess.run(
-            ["runuser", "-u", "postgres", "--", *map(str, command)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
 
-    try:
-        as_postgres(
-            binaries / "initdb",
-            "-D",
-            data,
-            "-A",
-            "scram-sha-256",
-            "-U",
-            "me",
-            f"--pwfile={password}",
-        )
-        options = (
-            f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=/tmp -c fsync=off"
-        )
-        as_postgres(
-            binaries / "pg_ctl", "-D", data, "-o", options, "-l", f"{data}.log", "-w", "start"
-        )
-        try:
-            yield f"postgresql://me:s3cret@127.0.0.1:{port}"
-        finally:
-            as_postgres(binaries / "pg_ctl", "-D", data, "-m", "immediate", "stop")
-    finally:
-        password.unlink()
-        shutil.rmtree(data, ignore_errors=True)
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[Server]:
+    """A server that serves all tests of this process."""
+    with own_postgresql("pg") as server:
+        yield server
 
 
 @pytest.fixture
-def postgresql_url(postgresql_server: str) -> str:
+def mortal_postgresql() -> Iterator[Server]:
+    """A server that a test may stop."""
+    with own_postgresql("mortal-pg") as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: Server) -> str:
     """An empty database."""
-    name = f"test_{secrets.token_hex(4)}"
-    with psycopg.connect(f"{postgresql_server}/postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return f"{postgresql_server}/{name}".replace("postgresql://", "postgresql+psycopg://")
+    return postgresql_server.new_database()

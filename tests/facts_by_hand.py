@@ -125,5 +125,7 @@ def comparison(trial: int, baseline: int) -> Comparison:
             baseline_emissions_before_kg_co2e=2.4e-4,
             saving_fraction=0.22,
             saving_fraction_before=-0.01,
+            lowest=-0.09,
+            highest=0.28,
         ),
     )

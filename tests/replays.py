@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 BATCHES, RATES, EPOCHS = (16, 32, 64), (1e-4, 1e-3, 4e-3), (1, 2, 4)
@@ -13,11 +14,11 @@ def recorded_nll(batch: int, rate: float, epochs: float, fraction: float) -> flo
     return 1.0 + 0.25 * abs(math.log10(rate / 1e-3)) + 12 / math.sqrt(steps * fraction)
 
 
-def write_table(folder: Path) -> Path:
-    """27 recorded runs, 4 evaluations each."""
+def write_table(folder: Path, rates: Sequence[float] = RATES) -> Path:
+    """Nine recorded runs for each rate, 4 evaluations each."""
     lines = []
     for batch in BATCHES:
-        for rate in RATES:
+        for rate in rates:
             for epochs in EPOCHS:
                 total = 6400 // batch * epochs
                 evals = [
@@ -44,7 +45,7 @@ def write_table(folder: Path) -> Path:
     return path
 
 
-def study_over(table: Path) -> dict:
+def study_over(table: Path, rates: Sequence[float] = RATES) -> dict:
     """A study over that table, as plain data."""
     return {
         "name": "replayed",
@@ -52,7 +53,7 @@ def study_over(table: Path) -> dict:
         "search": {
             "space": {
                 "global_batch_size": {"choices": list(BATCHES)},
-                "learning_rate": {"choices": list(RATES)},
+                "learning_rate": {"choices": list(rates)},
                 "epochs": {"choices": list(EPOCHS)},
             }
         },

@@ -12,11 +12,11 @@ import numpy as np
 import optuna
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import ACCURACY
 from carbonopt.core.trial import (
     Durations,
     Energy,
-    EvalPoint,
     QualityResult,
     Stage,
     StageCost,
@@ -52,7 +52,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A script study whose trainings are `training`'s; `measured` is what a reading makes of a
+    """A study, of a script or not, whose trainings are `training`'s; `measured` is what a reading makes of a
     trial's true energy.
 
     `measured` is given a trial's number and its training.
@@ -63,13 +63,14 @@ class Simulated:
     start: Values | None = None
     measured: Callable[[int, Training], Training] = lambda number, training: training
     trials: int | None = None
+    is_script: bool = True
 
     def run(self, seed: int = 0) -> "Ended":
         """Search until the strategy says that no further trial is worth it, or the trials are used
         up.
         """
         config = self._config(seed)
-        space = SearchSpace(config.search.space, 1, on_gpu=False, own=True)
+        space = SearchSpace(config.search.space, 1, on_gpu=False, own_dimensions=True)
         strategy = Strategy(config, space, None)
         study = optuna.create_study(directions=["minimize", "maximize"])
         if self.start is not None:
@@ -108,10 +109,15 @@ class Simulated:
 
     def _config(self, seed: int) -> StudyConfig:
         command = "python train.py " + " ".join(f"--{name} {{{name}}}" for name in self.choices)
+        workload: dict[str, Any] = {"task": "script", "command": command}
+        if not self.is_script:
+            model = {"from_config": {"model_type": "vit"}}
+            dataset = {"builtin": "digits"}
+            workload = {"task": "classification", "model": model, "dataset": dataset}
         return parse_study(
             {
                 "name": "simulated",
-                "workload": {"task": "script", "command": command},
+                "workload": workload,
                 "target": {"accuracy": TARGET},
                 "search": {
                     "space": {name: {"choices": values} for name, values in self.choices.items()},

@@ -1,15 +1,17 @@
 """Small studies made by hand, for the tests of reports."""
 
 import math
+import random
 from typing import Any
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY, REWARD, Quality, quality_of
 from carbonopt.core.trial import (
     Durations,
     Energy,
-    EvalPoint,
     GpuEnergy,
+    NodeReadings,
     Phase,
     QualityResult,
     Stage,
@@ -119,6 +121,45 @@ def pruned(number: int, last_perplexity: float | None = 12.0) -> TrialRecord:
     )
 
 
+def many(count: int) -> StudyData:
+    """As searches leave them: half of the trials are stopped, some fail, and three seeds of one
+    configuration.
+    """
+    chance = random.Random(0)
+    records: list[TrialRecord] = []
+    for number in range(count):
+        batch, rate, epochs = (
+            chance.choice([16, 32, 64]),
+            10 ** chance.uniform(-4, -2),
+            chance.choice([1, 2, 4]),
+        )
+        params = {"global_batch_size": batch, "learning_rate": rate, "epochs": epochs}
+        kwh = (0.5 + 30 / batch) * epochs * 1e-3 * chance.uniform(0.9, 1.1)
+        perplexity = (
+            4 + abs(math.log10(rate / 1e-3)) + 3 / epochs * chance.uniform(0.9, 1.1) + batch / 200
+        )
+        kind = chance.random() if number > 3 else 1.0
+        if kind < 0.5:
+            records.append(
+                pruned(number, 1.5 * perplexity).model_copy(
+                    update={"emissions_kg_co2e": 0.05 * kwh}
+                )
+            )
+        elif kind < 0.55:
+            changes = {"state": TrialState.INFEASIBLE, "evals": (), "params": params}
+            records.append(trial(number, kwh / 9, None, **changes))
+        elif kind < 0.6:
+            last = evaluation(2 * perplexity, tokens=1)
+            records.append(
+                trial(
+                    number, kwh / 5, None, state=TrialState.DIVERGED, params=params, evals=(last,)
+                )
+            )
+        else:
+            records.append(trial(number, kwh, perplexity, params=params))
+    return study(*records, target=5.8)
+
+
 def probe(number: int, joules: float = 200.0, **changes) -> TrialRecord:
     """A first step that takes half of its energy, and 20 that take a hundredth each."""
     energy_kwh = kwh_from_joules(joules)
@@ -203,6 +244,26 @@ SAME: dict[str, Any] = {"params": {"learning_rate": 2e-3}}
 TRACE = CarbonTrace(
     source="grid.csv", start="2026-01-01T00:00:00+00:00", g_co2e_per_kwh=(100.0, None, 400.0)
 )
+
+
+def on_two_machines() -> StudyData:
+    """Two trials on all four GPUs, and one on the first machine's two, which left the other idle."""
+
+    def part(record: TrialRecord, name: str, share: float) -> NodeReadings:
+        values = record.energy_kwh.model_dump(exclude_none=True)
+        own = {key: share * value for key, value in values.items()}
+        return NodeReadings(name=name, devices=(f"{name}-0", f"{name}-1"), readings=Energy(**own))
+
+    def over(number: int, world_size: int, shares: tuple[float, float]) -> TrialRecord:
+        record = trial(number, params={"world_size": world_size, "micro_batch_size_per_gpu": 4})
+        names = zip(("node1", "node2"), shares, strict=True)
+        nodes = tuple(part(record, name, share) for name, share in names)
+        return record.model_copy(update={"nodes": nodes})
+
+    launch = {"kind": "slurm", "nodes": 2, "gpus_per_node": 2}
+    records = (over(0, 4, (0.5, 0.5)), over(1, 4, (0.5, 0.5)), over(2, 2, (1.0, 0.0)))
+    return study(*records, raw={"launch": launch})
+
 
 # ------------------------------------------------------------------------------------------------------
 # scripts

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,15 @@ class SshHosts:
             "sh",
             *map(str, words),
         ]
+
+    @contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """Cut a host's network off within the context, without a word to either side."""
+        _shell(f"ip link set {self._tag}{name} down")
+        try:
+            yield
+        finally:
+            _shell(f"ip link set {self._tag}{name} up")
 
     def pids(self) -> set[str]:
         """Of what runs on these hosts."""

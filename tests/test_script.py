@@ -783,7 +783,13 @@ def test_a_dimension_s_name_may_be_a_method_s_elsewhere(tmp_path: Path) -> None:
     )
     study = study_of(tmp_path, command=command, space={name: {"choices": [1, 2]} for name in names})
     combinations = check(load_study(study)).space
-    assert {"copy", "json", "own", "domains", "model_config"} <= combinations.space.free().keys()
+    assert {
+        "copy",
+        "json",
+        "own",
+        "domains",
+        "model_config",
+    } <= combinations.dimensions.free().keys()
 
 
 @pytest.mark.parametrize(

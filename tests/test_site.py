@@ -10,6 +10,7 @@ import pytest
 from browser import browser
 
 import carbonopt.script
+from carbonopt import Recommended, Study, load, run
 from carbonopt.search.sampler import CarbonSampler
 
 ROOT = Path(__file__).parents[1]
@@ -49,10 +50,23 @@ def test_the_reference_has_every_public_function_and_parameter(site: Path) -> No
     }
     public["script.run.run"] = public.pop("script.run")  # `script.run` is also the file
     public["search.sampler.CarbonSampler"] = CarbonSampler
+    public |= {"api.functions.run": run, "api.functions.load": load}
+    for name in ("recommend", "figure", "export"):
+        public[f"api.opened_study.Study.{name}"] = getattr(Study, name)
+    public["api.recommended.Recommended.as_json"] = Recommended.as_json
     for name in ("step", "evaluation", "saving", "report", "end"):
         public[f"script.Run.{name}"] = getattr(carbonopt.script.Run, name)
     public["search.sampler.CarbonSampler.should_prune"] = CarbonSampler.should_prune
-    assert documented.keys() == public.keys()
+    values = {
+        "api.opened_study.Study": {"name", "folder", "ended"},
+        "api.opened_study.Study.trials": set(),
+        "api.opened_study.Study.evaluations": set(),
+        "api.recommended.Recommended": set(Recommended.model_fields),
+        "api.recommended.TargetNotMet": {"closest"},
+    }
+    assert documented.keys() == public.keys() | values.keys()
+    for name, attributes in values.items():
+        assert set(re.findall(r"<b><code>(\w+)</code></b>", documented.pop(name))) <= attributes
     for name, part in documented.items():
         parameters = inspect.signature(public[name]).parameters.keys() - {"self"}
         assert set(re.findall(r"<b><code>(\w+)</code></b>", part)) == parameters, name

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carbonopt.core.channel import PREPARES
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.events import Evaluated, Event, Exited, PhaseChanged, Progress, StageBegun
-from carbonopt.core.trial import EvalPoint
 from carbonopt.engines.process.environment import Ranks, work_environment
 from carbonopt.engines.process.forking import ForkedWork, ForkServer
 from carbonopt.engines.process.processes import WorkProcesses, run_module

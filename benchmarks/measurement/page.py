@@ -40,10 +40,11 @@ def main(folder: Path) -> None:
 
 
 INTRODUCTION = """\
-Made by `benchmarks/measurement/page.py` from the results in [measurement/](measurement/); each section names the
-benchmark that measured it. GPU energy is that of the GPUs' own counters (NVML). CodeCarbon reads the same counters by
-itself, at the same windows' edges, a few milliseconds later: it checks the reading, not the sensor. How true the
-counters are can't be told from inside the machine. ± is one standard deviation unless it says otherwise."""
+This page shows how exact carbonopt's energy figures are, and what measuring costs. It is made by
+`benchmarks/measurement/page.py` from the results in [measurement/](measurement/). Each section names the benchmark that
+measured it. GPU energy is that of the GPUs' own counters (NVML). CodeCarbon reads the same counters by itself, at the
+same windows' edges, a few milliseconds later: it checks the reading, not the sensor. Whether the counters themselves
+are right can't be told from inside the machine. ± is one standard deviation unless it says otherwise."""
 
 
 def _machines(results: dict[str, Result]) -> str:

@@ -2,16 +2,18 @@
 does a trial take?
 
 python benchmarks/scale/workers.py OUT.json [--workers 32] [--trials 1000] [--kills 30] [--storage
-    URL] [--seed 0]
+    URL] [--cuts 5 --cut COMMAND] [--seed 0]
 
 A table of 1,200 made-up runs is searched at random, so that nothing but the storage and the workers
 takes time. Workers killed by SIGKILL at random moments, the leading one among them, are started
-again.
+again. COMMAND, such as `pg_ctlcluster 15 main restart`, cuts the connections to the storage, at
+random moments spread over the trials.
 """
 
 import argparse
 import json
 import math
+import shlex
 import statistics
 import subprocess
 import sys
@@ -118,6 +120,25 @@ class Crew:
     def exit_codes(self) -> list[int]:
         return [process.returncode for process in self._processes]
 
+    def errors(self) -> dict[int, str]:
+        """The end of the log of each worker that failed."""
+        failed = [index for index, code in enumerate(self.exit_codes()) if code not in (0, 3)]
+        return {index: self._log(index).read_text()[-3000:] for index in failed}
+
+
+def cut_if_due(stored: StudyStorage, command: str, done: int, options: argparse.Namespace) -> int:
+    """Cut the connections when enough trials have finished; return how often it was done.
+
+    The cuts are spread evenly over the trials, and the last one comes before the last trials.
+    """
+    if done >= options.cuts:
+        return done
+    finished = stored.snapshot().finished_count()
+    if finished < options.trials * (done + 0.5) / options.cuts:
+        return done
+    subprocess.run(shlex.split(command), check=True)
+    return done + 1
+
 
 def results(data: StudyData, table: list[dict], joined: float) -> dict:
     """`joined`: when all workers had, in seconds since 1970."""
@@ -150,9 +171,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    for name, default in (("workers", 32), ("trials", 1000), ("kills", 0), ("seed", 0)):
+    numbers = (("workers", 32), ("trials", 1000), ("kills", 0), ("cuts", 0), ("seed", 0))
+    for name, default in numbers:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--storage")
+    parser.add_argument("--cut", metavar="COMMAND")
     options = parser.parse_args()
     table = [recorded(*values) for values in product(*SPACE.values())]
     rng, began = np.random.default_rng(options.seed), time.monotonic()
@@ -173,9 +196,11 @@ def main() -> None:
         ) < options.workers:
             crew.is_working()
             time.sleep(0.5)
-        joined, kills = time.time(), 0
+        joined, kills, cuts = time.time(), 0, 0
         while crew.is_working():
-            time.sleep(rng.uniform(0.2, 2.0))
+            time.sleep(rng.uniform(0.2, 2.0) if options.kills else rng.uniform(0.0, 0.2))
+            if options.cut is not None:
+                cuts = cut_if_due(stored, options.cut, cuts, options)
             if kills < options.kills and crew.is_working():
                 crew.kill_one(rng)
                 kills += 1
@@ -183,7 +208,9 @@ def main() -> None:
     told |= {
         "workers": options.workers,
         "kills": kills,
+        "cuts": cuts,
         "exit_codes": crew.exit_codes(),
+        "errors": crew.errors(),
         "early": crew.refused,
     }
     options.out.write_text(json.dumps(told | {"wall_s": time.monotonic() - began}, indent=1) + "\n")

@@ -48,7 +48,7 @@ def alike(data: StudyData) -> tuple[Alike, ...]:
                     (first, second)
                 )
         for values, pairs in compared.items():
-            if all(_evaluations(first) == _evaluations(second) for first, second in pairs):
+            if all(_evaluated_alike(first, second) for first, second in pairs):
                 trials = tuple(sorted({record.trial for pair in pairs for record in pair}))
                 found.append(Alike(dimension, values, trials))
     return tuple(found)
@@ -71,6 +71,11 @@ def _pairs(records: Sequence[TrialRecord], dimension: str) -> list[tuple[TrialRe
     return [
         pair for pair in pairs if pair[0].params.value(dimension) != pair[1].params.value(dimension)
     ]
+
+
+def _evaluated_alike(first: TrialRecord, second: TrialRecord) -> bool:
+    # The quality is that of the last evaluation; most trials differ in it.
+    return first.quality == second.quality and _evaluations(first) == _evaluations(second)
 
 
 def _evaluations(record: TrialRecord) -> list[tuple[object, ...]]:

@@ -1,7 +1,9 @@
 """Effect of the batch size on the time, memory, energy and emissions of an epoch.
 
-It is given whatever the learning rate and the length. The effect on the quality is added where all
-trials that completed have one length.
+It is given whatever the learning rate and the length. An epoch is all training examples once. A
+trial trains whole batches and leaves out what is left, up to a batch, so that its own epochs would
+be the shorter the larger its batch is. The effect on the quality is added where all trials that
+completed have one length.
 
 A trial's first steps cost more than the others (memory is allocated, kernels are chosen), and a
 stopped trial spreads that over few steps. For a batch size that trials completed with, only those
@@ -49,7 +51,7 @@ class AtBatch(Frozen):
 
     @property
     def only_slowed(self) -> bool:
-        """Whether no trial ran undisturbed, so that even the lowest time is too high."""
+        """True if other work slowed every trial, so that even the lowest time is too high."""
         return len(self.slowed) == len(self.trials)
 
 
@@ -71,7 +73,8 @@ def batch_effect(data: StudyData) -> BatchEffect | None:
     """
     by_size: defaultdict[int, list[tuple[TrialRecord, float]]] = defaultdict(list)
     for record in data.records:
-        if (size := record.params.global_batch_size) is not None and (epochs := _epochs(record)):
+        size, epochs = record.params.global_batch_size, _epochs(data, record)
+        if size is not None and epochs:
             by_size[size].append((record, epochs))
     if len(by_size) < 2:
         return None
@@ -101,17 +104,23 @@ def batch_effect(data: StudyData) -> BatchEffect | None:
     )
 
 
-def _epochs(record: TrialRecord) -> float | None:
+def _epochs(data: StudyData, record: TrialRecord) -> float | None:
     """Return the epochs that a trial has trained; None if not known, or too few to count."""
     epochs = record.params.epochs
     if record.energy_kwh is None or record.duration_s is None or epochs is None:
         return None
-    if record.state is TrialState.COMPLETE:
+    steps = record.total_steps
+    if record.state is not TrialState.COMPLETE:
+        steps = record.steps_done or max((point.step for point in record.evals), default=0)
+        whole = record.total_steps
+        if not whole or steps < LEAST_STEPS or steps < LEAST_SHARE * whole:
+            return None
+        epochs = epochs * steps / whole
+    batch, prepared = record.params.global_batch_size, data.prepared
+    if steps is None or batch is None or prepared is None or data.config.is_script:
         return epochs
-    steps = record.steps_done or max((point.step for point in record.evals), default=0)
-    if not record.total_steps or steps < LEAST_STEPS or steps < LEAST_SHARE * record.total_steps:
-        return None
-    return epochs * steps / record.total_steps
+    # Completions are what a batch counts where a policy writes several for each prompt.
+    return steps * batch / (prepared.train_examples * (record.params.num_generations or 1))
 
 
 def _best(quality: Quality, of_trials: Spanned) -> float:

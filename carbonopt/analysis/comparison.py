@@ -6,7 +6,7 @@ It is compared with the baseline at equal quality, too.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from carbonopt.analysis.confidence import LEVEL, Configuration, configurations
+from carbonopt.analysis.confidence import LEVEL, Configuration, Evidence, less_interval
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import DEFAULT_LR_SCHEDULER, rate_decays
 from carbonopt.core.quality import Target
@@ -48,8 +48,9 @@ class BothStopped(Frozen):
     emissions_before_kg_co2e: float
     saving_fraction: float  # against the baseline's emissions up to where it met the target
     # The saving with what each run may have needed: the recommended one's most against the
-    # baseline's least, and the other way round. None: the baseline met the target at its first
-    # evaluation, so that its least is 0.
+    # baseline's least, and the other way round; with the error between runs as in
+    # `AtEqualQuality`. None: the baseline met the target at its first evaluation, so that its
+    # least is 0.
     lowest: float | None
     highest: float
 
@@ -68,6 +69,10 @@ class AtEqualQuality(Frozen):
     saving_fraction: float  # against the first of these emissions; at most this much
     # against the second: at least this much; may be negative. None: the second is 0
     saving_fraction_before: float | None
+    # The ends of these two with the error between runs, that of `Saving`'s interval. Where nothing
+    # was repeated, that error is not known and the ends are the two themselves.
+    lowest: float | None
+    highest: float
     # Whether it trained for less than 1 s until it met the target. Then the uncertainty from the
     # time between two readings is added to the first emissions and taken off the second.
     is_short: bool = False
@@ -127,7 +132,8 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
         return None
     if rec.trial == rec.baseline.trial:
         return None
-    by_trial = {config.trial: config for config in configurations(data.records)}
+    evidence = Evidence.of(data, rec.target)
+    by_trial = {config.trial: config for config in evidence.configurations}
     winner, baseline = by_trial[rec.trial], by_trial[rec.baseline.trial]
     lowest, highest = rec.saving_interval or (None, None)
     return Comparison(
@@ -142,7 +148,7 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
             baseline_seeds=baseline.n,
             break_even_interval=rec.break_even_interval,
         ),
-        equal_quality=_equal_quality(data, rec.target, winner, baseline),
+        equal_quality=_equal_quality(data, evidence, rec.target, winner, baseline),
         began_warmer_c=_began_warmer_c(winner, baseline),
     )
 
@@ -153,11 +159,17 @@ def _began_warmer_c(winner: Configuration, baseline: Configuration) -> float | N
 
 
 def _equal_quality(
-    data: StudyData, target: Target, winner: Configuration, baseline: Configuration
+    data: StudyData,
+    evidence: Evidence,
+    target: Target,
+    winner: Configuration,
+    baseline: Configuration,
 ) -> AtEqualQuality | None:
     theirs, ours = (_until_target(data, target, config) for config in (baseline, winner))
     if theirs is None:
         return None
+    margin = evidence.log_emissions_margin(winner.n, baseline.n) or 0.0
+    lowest, highest = _range(winner.emissions_kg_co2e, winner.emissions_kg_co2e, theirs, margin)
     return AtEqualQuality(
         baseline_step=theirs.step,
         baseline_emissions_kg_co2e=theirs.most_kg,
@@ -166,8 +178,10 @@ def _equal_quality(
         saving_fraction_before=1 - winner.emissions_kg_co2e / theirs.least_kg
         if theirs.least_kg
         else None,
+        lowest=lowest,
+        highest=highest,
         is_short=theirs.is_short,
-        both_stopped=None if ours is None else _both_stopped(ours, theirs),
+        both_stopped=None if ours is None else _both_stopped(ours, theirs, margin),
     )
 
 
@@ -180,16 +194,32 @@ class _UntilTarget(NamedTuple):
     is_short: bool  # see `AtEqualQuality`
 
 
-def _both_stopped(ours: _UntilTarget, theirs: _UntilTarget) -> BothStopped | None:
+def _range(
+    least_kg: float, most_kg: float, theirs: _UntilTarget, margin: float
+) -> tuple[float | None, float]:
+    """Return the least and the most that a run saves against a stopped one.
+
+    Args:
+        least_kg: the least that the run emits.
+        most_kg: the most that it emits.
+        theirs: the stopped run.
+        margin: how far the logarithm of the ratio of two whole runs may be off.
+    """
+    lowest = less_interval(most_kg / theirs.least_kg, margin)[0] if theirs.least_kg else None
+    return lowest, less_interval(least_kg / theirs.most_kg, margin)[1]
+
+
+def _both_stopped(ours: _UntilTarget, theirs: _UntilTarget, margin: float) -> BothStopped | None:
     if ours.is_short or theirs.is_short:
         return None
+    lowest, highest = _range(ours.least_kg, ours.most_kg, theirs, margin)
     return BothStopped(
         step=ours.step,
         emissions_kg_co2e=ours.most_kg,
         emissions_before_kg_co2e=ours.least_kg,
         saving_fraction=1 - ours.most_kg / theirs.most_kg,
-        lowest=1 - ours.most_kg / theirs.least_kg if theirs.least_kg else None,
-        highest=1 - ours.least_kg / theirs.most_kg,
+        lowest=lowest,
+        highest=highest,
     )
 
 

@@ -158,7 +158,6 @@ class Evidence:
     def __init__(self, tried: Iterable[Configuration], target: Target | None, seeds: int) -> None:
         self.configurations, self._target, self._seeds = tuple(tried), target, seeds
         self.scaled_value = pooled(candidate.scaled_values for candidate in self.configurations)
-        self.emissions = pooled(candidate.emissions_of_runs for candidate in self.configurations)
 
     @classmethod
     def of(cls, data: StudyData, target: Target) -> "Evidence":
@@ -182,10 +181,11 @@ class Evidence:
         return self.standing(candidate) is Standing.CONFIRMED
 
     def standings(self, candidate: Configuration) -> tuple[tuple[float, Standing], ...]:
-        """Return pairs of a target and a standing.
+        """Return the standings that a configuration has for all targets, from hard to easy ones.
 
-        From that target on, towards easier ones, the configuration has that standing; for harder
-        targets than the first it is rejected. The target of this evidence is not used.
+        Each pair is the hardest target with a standing, and the standing, which holds up to the
+        next pair's target. The configuration is rejected for a target that is harder than that of
+        the first pair. The target of this evidence is not used.
         """
         if candidate.failed_replicate:
             return ()
@@ -232,10 +232,7 @@ class Evidence:
         return float(ndtr(slack / deviation)) if deviation > 0 else float(slack >= 0)
 
     def confidence(self, candidate: Configuration) -> Confidence:
-        noise, emissions = (
-            self._noise(candidate),
-            self.emissions and self.emissions.or_own_if_larger(candidate.emissions_of_runs),
-        )
+        noise = self._noise(candidate)
         return Confidence(
             seeds=candidate.n,
             trials=tuple(run.trial for run in candidate.runs),
@@ -246,10 +243,31 @@ class Evidence:
                 else None
             ),
             value_bound=self.bound(candidate),
-            emissions_deviation_kg_co2e=emissions.deviation if emissions else None,
+            emissions_deviation_kg_co2e=self._emissions_deviation_kg_co2e(candidate),
             confirmed=self.confirmed(candidate),
             safer_alternative=self._safer_alternative(candidate),
         )
+
+    def _emissions_deviation_kg_co2e(self, candidate: Configuration) -> float | None:
+        """Return the standard deviation of one run, from the pooled share or its own if larger."""
+        if self._log_emissions is None or not min(candidate.emissions_of_runs) > 0:
+            return None
+        logs = [math.log(kg) for kg in candidate.emissions_of_runs]
+        share = self._log_emissions.or_own_if_larger(logs).deviation
+        return share * candidate.emissions_kg_co2e
+
+    def log_emissions_margin(self, *runs: int) -> float | None:
+        """Return how far the logarithm of mean emissions may lie from the truth.
+
+        Given two numbers of runs, it is the margin of the ratio of two means. None: nothing was
+        repeated.
+
+        Args:
+            runs: number of runs of each mean.
+        """
+        if self._log_emissions is None:
+            return None
+        return min(self._log_emissions.margin(*runs), LARGEST_MARGIN)
 
     def saving_interval(
         self, candidate: Configuration, baseline: Configuration
@@ -263,12 +281,35 @@ class Evidence:
 
         None: nothing was repeated, it is the baseline itself, or one of the two emitted nothing.
         """
-        if self._log_emissions is None or candidate.trial == baseline.trial:
+        margin = self.log_emissions_margin(candidate.n, baseline.n)
+        if margin is None or candidate.trial == baseline.trial:
             return None
         if not (candidate.emissions_kg_co2e > 0 and baseline.emissions_kg_co2e > 0):
             return None
-        ratio = candidate.emissions_kg_co2e / baseline.emissions_kg_co2e
-        return less_interval(ratio, self._log_emissions.margin(candidate.n, baseline.n))
+        return less_interval(candidate.emissions_kg_co2e / baseline.emissions_kg_co2e, margin)
+
+    def saved_interval_kg_co2e(
+        self, candidate: Configuration, baseline: Configuration
+    ) -> tuple[float, float] | None:
+        """Return the interval of the emissions that a run saves against the baseline.
+
+        Unlike the saving's share, it also has the error of the baseline's own emissions. It is made
+        of the intervals of both means (Zou and Donner, Construction of confidence limits about
+        effect measures, Statistics in Medicine 27, 2008). Its lower end is 0 or less where there
+        may be no saving. None: as for `saving_interval`.
+        """
+        share = self.saving_interval(candidate, baseline)
+        margins = self.log_emissions_margin(candidate.n), self.log_emissions_margin(baseline.n)
+        if share is None or margins[0] is None or margins[1] is None:
+            return None
+        ours_kg, theirs_kg = candidate.emissions_kg_co2e, baseline.emissions_kg_co2e
+        ours, theirs = math.exp(margins[0]), math.exp(margins[1])
+        lowest = math.hypot(theirs_kg - theirs_kg / theirs, ours_kg * ours - ours_kg)
+        highest = math.hypot(theirs_kg * theirs - theirs_kg, ours_kg - ours_kg / ours)
+        saved_kg = theirs_kg - ours_kg
+        # The two intervals agree on whether there may be no saving.
+        lower = saved_kg - lowest if share[0] > 0 else min(0.0, saved_kg - lowest)
+        return lower, saved_kg + highest
 
     def _safer_alternative(self, winner: Configuration) -> SaferAlternative | None:
         """Return the configuration with the best bound that costs about as much as the winner.
@@ -277,7 +318,8 @@ class Evidence:
         better. None: there is none, or the winner is confirmed or has no bound.
         """
         bound, rank, winner_kg = self.bound(winner), winner.quality.rank, winner.emissions_kg_co2e
-        if bound is None or self.emissions is None or self.confirmed(winner) or not winner_kg > 0:
+        spread = self._log_emissions
+        if bound is None or spread is None or self.confirmed(winner) or not winner_kg > 0:
             return None
         safer = [
             SaferAlternative(
@@ -292,8 +334,9 @@ class Evidence:
             if not candidate.failed_replicate
             and (surer := self.bound(candidate)) is not None
             and rank(surer) < rank(bound)
-            and candidate.emissions_kg_co2e - winner_kg
-            <= max(NEARLY_AS_CHEAP * winner_kg, self.emissions.margin(candidate.n, winner.n))
+            and candidate.emissions_kg_co2e > 0
+            and math.log(candidate.emissions_kg_co2e / winner_kg)
+            <= max(math.log1p(NEARLY_AS_CHEAP), spread.margin(candidate.n, winner.n))
         ]
         return min(
             safer,
@@ -303,9 +346,9 @@ class Evidence:
 
     def ties(self, winner: Configuration) -> tuple[int, ...]:
         """Return other confirmed trials whose emissions equal the winner's within the error."""
-        if self.emissions is None or not self.confirmed(winner):
+        spread, winner_kg = self._log_emissions, winner.emissions_kg_co2e
+        if spread is None or not winner_kg > 0 or not self.confirmed(winner):
             return ()
-        margin, winner_kg = self.emissions.margin, winner.emissions_kg_co2e
         rest = [
             candidate
             for candidate in self.configurations
@@ -314,7 +357,8 @@ class Evidence:
         return tuple(
             near.trial
             for near in rest
-            if abs(near.emissions_kg_co2e - winner_kg) <= margin(near.n, winner.n)
+            if near.emissions_kg_co2e > 0
+            and abs(math.log(near.emissions_kg_co2e / winner_kg)) <= spread.margin(near.n, winner.n)
         )
 
     def _noise(self, candidate: Configuration) -> Pooled | None:
@@ -360,6 +404,20 @@ def log_spread(candidates: Iterable[Configuration]) -> Pooled | None:
     """
     emissions_kg = [candidate.emissions_of_runs for candidate in candidates]
     return pooled([math.log(kg) for kg in of_runs] for of_runs in emissions_kg if min(of_runs) > 0)
+
+
+def lowest_share(share: float, count: int) -> float:
+    """Return the lower end of the interval, at LEVEL, of the share that `count` draws had.
+
+    It is Wilson's (Probable inference, the law of succession, and statistical inference, Journal of
+    the American Statistical Association 22, 1927), which also holds for shares of 0 and 1.
+    """
+    from scipy.special import ndtri  # imported here as in `Pooled.margin`
+
+    squared = float(ndtri((1 + LEVEL) / 2)) ** 2 / count
+    middle = share + squared / 2
+    margin = math.sqrt(squared * share * (1 - share) + squared**2 / 4)
+    return (middle - margin) / (1 + squared)
 
 
 def less_interval(ratio: float, margin: float) -> tuple[float, float]:

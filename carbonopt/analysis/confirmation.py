@@ -1,9 +1,11 @@
 """Choose which trials to repeat with other seeds once the search has ended.
 
 The choice is a pure function of the records. Each run goes to the cheapest configuration that may
-well be confirmed (`Evidence.chance`), until the cheapest that is confirmed has run with all its
-seeds; then to its runners-up by emissions. There are the runs of 1 + confirm.runners_up
-configurations at most. Last comes the start configuration, where confirm.baseline asks for it.
+well be confirmed (`Evidence.chance`) or, if there is none, to the one with the best chance. Once
+the cheapest confirmed configuration has run with all its seeds, the runs go to those nearest to it
+in emissions. All these runs together are at most as many as 1 + confirm.runners_up configurations
+need for all their seeds. Last comes the start configuration, if confirm.baseline asks for it: once,
+and then until the interval of the saving is narrow enough.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -11,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing, configurations
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
-from carbonopt.core.trial import StopReason, TrialRecord
+from carbonopt.core.trial import START_TRIAL, StopReason, TrialRecord
 from carbonopt.core.values import Frozen
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
@@ -19,7 +21,10 @@ from carbonopt.spec.study_data import StudyData
 # Least chance of a configuration that may well be confirmed. In simulated studies
 # (docs/confirmation.md) 1/5 confirms fewer, and 1/2 more expensive ones.
 _MAY_WELL = 1 / 3
-_NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
+
+# Widest interval of the saving, as a share of the start's emissions, that needs no further run of
+# the start, which is often the study's most expensive configuration.
+SAVING_WIDTH = 0.02
 
 # Returns whether a configuration can be run with a seed.
 Available = Callable[[int, TrialParams], bool]
@@ -33,7 +38,7 @@ class Repeat(Frozen):
 class ConfirmationProgress(Frozen):
     trials: tuple[int, ...]  # the search's trials whose configurations were chosen so far
     next: Repeat | None  # None: nothing is left to run
-    not_recorded: tuple[Repeat, ...]  # repeats that are wanted, but lack in a replay's table
+    not_recorded: tuple[Repeat, ...]  # repeats that are due, but that a replay's table lacks
 
 
 def confirmation_progress(data: StudyData, available: Available) -> ConfirmationProgress:
@@ -44,15 +49,20 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     confirm, target = data.config.confirm, data.config.target.at()
     assert confirm is not None
     evidence = Evidence.of(data, target)
-    baseline = next((config for config in evidence.configurations if config.trial == 0), None)
-    not_counted = {None, 0} if confirm.baseline and baseline else {None}
-    spent = sum(record.repeat_of not in not_counted for record in _ended(data.records))
+    baseline = next(
+        (config for config in evidence.configurations if config.trial == START_TRIAL), None
+    )
+    not_counted = {None, START_TRIAL} if confirm.baseline and baseline else {None}
+    spent = sum(record.repeat_of not in not_counted for record in _not_cut_off(data.records))
     chosen: list[Configuration] = []
     not_recorded: list[Repeat] = []
     due: Repeat | None = None
 
     def repeated(config: Configuration) -> Repeat | None:
-        """Return the configuration's next run; None if it has none."""
+        """Note that a configuration was chosen, and return its next run; None if it has none.
+
+        Runs that a replay's table lacks are noted, too.
+        """
         chosen.append(config)
         for seed in _missing_seeds(data, config.first, confirm.seeds):
             repeat = Repeat(trial=config.trial, seed=seed)
@@ -61,7 +71,7 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
             not_recorded.append(repeat)
         return None
 
-    if spent < (1 + confirm.runners_up) * (confirm.seeds - 1):
+    if spent < confirm.most_search_repeats:
         while due is None and (following := _following(evidence, chosen, target, confirm.seeds)):
             due = repeated(following)
     had_repeats = {record.repeat_of for record in data.records}
@@ -69,8 +79,9 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
         number for number in had_repeats if number is not None
     }
     if due is None and trials and confirm.baseline and baseline:
-        due = repeated(baseline)
-        trials.add(0)
+        trials.add(START_TRIAL)
+        if not _is_precise(evidence, baseline):
+            due = repeated(baseline)
     return ConfirmationProgress(
         trials=tuple(sorted(trials)), next=due, not_recorded=tuple(not_recorded)
     )
@@ -131,9 +142,7 @@ def _following(
         but: configurations that are left out.
     """
     tried = evidence.configurations
-    winner = min(
-        filter(evidence.confirmed, tried), key=lambda config: config.mean_rank, default=None
-    )
+    winner = _cheapest_confirmed(evidence)
     unfinished = [config for config in tried if config.n < seeds and config not in but]
     may_hold = [
         config for config in unfinished if evidence.standing(config) is not Standing.REJECTED
@@ -164,6 +173,25 @@ def _following(
     )
 
 
+def _is_precise(evidence: Evidence, baseline: Configuration) -> bool:
+    """Return whether the saving needs no further run of the start to be known well enough.
+
+    One repeat is always made: the start runs first, when the devices are at their coldest.
+    """
+    if not baseline.repeated:
+        return False
+    winner = _cheapest_confirmed(evidence)
+    if winner is None or winner is baseline:
+        return True  # there is no saving to know
+    interval = evidence.saving_interval(winner, baseline)
+    return interval is not None and interval[1] - interval[0] <= SAVING_WIDTH
+
+
+def _cheapest_confirmed(evidence: Evidence) -> Configuration | None:
+    confirmed = filter(evidence.confirmed, evidence.configurations)
+    return min(confirmed, key=lambda config: config.mean_rank, default=None)
+
+
 def _nearly_meets(config: Configuration, evidence: Evidence, target: Target) -> bool:
     """Return whether a single run misses the target by at most a standard deviation of the repeats.
 
@@ -180,9 +208,14 @@ def _missing_seeds(data: StudyData, first: TrialRecord, seeds: int) -> list[int]
     """
     own = data.config.search.seed
     wanted = [seed for seed in range(own, own + seeds) if seed != first.seed][: seeds - 1]
-    ran = {record.seed for record in _ended(data.records) if record.repeat_of == first.trial}
+    ran = {record.seed for record in _not_cut_off(data.records) if record.repeat_of == first.trial}
     return [seed for seed in wanted if seed not in ran]
 
 
-def _ended(records: Iterable[TrialRecord]) -> Iterator[TrialRecord]:
-    return (record for record in records if record.stop_reason not in _NOT_ENDED)
+def was_cut_off(record: TrialRecord) -> bool:
+    """Return whether a run was interrupted, or ended by the budget: it is then to be run again."""
+    return record.stop_reason in (StopReason.INTERRUPTED, StopReason.BUDGET)
+
+
+def _not_cut_off(records: Iterable[TrialRecord]) -> Iterator[TrialRecord]:
+    return (record for record in records if not was_cut_off(record))

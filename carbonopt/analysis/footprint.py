@@ -61,25 +61,14 @@ class Footprint(Frozen):
 def footprint(data: StudyData) -> Footprint:
     """Add up the study's energy and emissions, at the reference intensity and PUE of the study."""
     records, sessions = data.records, data.sessions
-    measured = [
-        (energy, record.gpu_energy_kwh)
-        for record in records
-        if (energy := record.energy_kwh) is not None
-    ]
+    measured = [record.energy_kwh for record in records if record.energy_kwh is not None]
     by_gpu = [record.gpu_energy_kwh for record in records if record.gpu_energy_kwh is not None]
     energy_kwh = data.spent_kwh()
     repeats_kwh = math.fsum(record.spent_kwh for record in records if record.repeat_of is not None)
     other_kwh = _of_sessions(data, "other_kwh")
     outer_kwh = _of_sessions(data, "outer_kwh")
     outer_gpu_kwh = _of_sessions(data, "outer_gpu_kwh")
-    gpu_parts = {
-        Phase.PREPARE: _of_sessions(data, "prepare_gpu_kwh"),
-        Phase.GAP: _of_sessions(data, "gap_gpu_kwh"),
-        **{
-            phase: known_sum(gpu[phase].counter if gpu else None for _, gpu in measured)
-            for phase in TRIAL_PHASES
-        },
-    }
+    gpu_parts = _gpu_parts_kwh(data)
     gpu_earlier_kwh = known_sum(
         record.earlier_attempts_gpu_kwh for record in records if record.earlier_attempts_energy_kwh
     )
@@ -93,15 +82,12 @@ def footprint(data: StudyData) -> Footprint:
         by_phase_kwh={
             Phase.PREPARE: sum(session.prepare_kwh for session in sessions),
             Phase.GAP: sum(session.gap_kwh for session in sessions),
-            **{
-                phase: sum(getattr(energy, phase) for energy, _ in measured)
-                for phase in TRIAL_PHASES
-            },
+            **{phase: sum(getattr(energy, phase) for energy in measured) for phase in TRIAL_PHASES},
         },
         earlier_attempts_kwh=sum(record.earlier_attempts_energy_kwh for record in records),
         probes_kwh=math.fsum(probe.spent_kwh for probe in data.probes),
         by_state_kwh=_by_state_kwh(records),
-        train_by_component_kwh=_train_by_component_kwh([energy for energy, _ in measured]),
+        train_by_component_kwh=_train_by_component_kwh(measured),
         unmeasured_trials=tuple(record.trial for record in records if record.energy_kwh is None),
         other_kwh=other_kwh,
         outer_kwh=outer_kwh,
@@ -118,6 +104,22 @@ def footprint(data: StudyData) -> Footprint:
             phase: summed([gpu[phase] for gpu in by_gpu]) for phase in TRIAL_PHASES if by_gpu
         },
     )
+
+
+def _gpu_parts_kwh(data: StudyData) -> dict[Phase, float | None]:
+    """Return the GPUs' part of each phase; None where it is not known of every trial."""
+    measured = [record for record in data.records if record.energy_kwh is not None]
+    return {
+        Phase.PREPARE: _of_sessions(data, "prepare_gpu_kwh"),
+        Phase.GAP: _of_sessions(data, "gap_gpu_kwh"),
+        **{
+            phase: known_sum(
+                record.gpu_energy_kwh[phase].counter if record.gpu_energy_kwh else None
+                for record in measured
+            )
+            for phase in TRIAL_PHASES
+        },
+    }
 
 
 def _of_sessions(data: StudyData, name: str) -> float | None:

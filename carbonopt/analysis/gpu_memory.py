@@ -8,8 +8,9 @@ runtime/zero/stage_1_and_2.py and runtime/zero/stage3.py.
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from carbonopt.core.dimensions import TrainingParams, affecting
 from carbonopt.core.trial import TrialRecord
@@ -124,6 +125,49 @@ def estimate(params: TrainingParams, memory: ModelMemory) -> MemoryEstimate | No
     )
 
 
+class EstimatedNeeds:
+    """The memory that a GPU must have for a configuration, in GiB, by the estimate.
+
+    It is the estimate with its margin: `MemoryNeed.fits` is whether the GPU has as much.
+    """
+
+    def __init__(self, memory: ModelMemory) -> None:
+        self._memory = memory
+        self._known: dict[str, float | None] = {}
+
+    def __call__(self, values: Mapping[str, Any]) -> float | None:
+        """Return the need of these parameters; None if the model was not examined in them."""
+        params = TrainingParams(**values)
+        key = _decisive(params)
+        if key not in self._known:
+            estimated = estimate(params, self._memory)
+            self._known[key] = None if estimated is None else estimated.peak_gib / USABLE_SHARE
+        return self._known[key]
+
+
+def checkpoint_bytes(space: SearchSpace, memory: ModelMemory) -> tuple[int, int]:
+    """Return the smallest and the largest size of a trial's checkpoint on disk, in bytes.
+
+    It holds the trained weights, the copies in float32 from which they are rounded or of which each
+    rank has its part, the optimizer's states and the averaged weights.
+
+    Raises:
+        ValueError: If the model was examined in none of the space's settings.
+    """
+    sizes = []
+    for need in needs(space, memory):
+        params, profile = need.params, memory.profile(need.params)
+        assert profile is not None
+        trained, each = profile.trained_parameters, _bytes_of(params)
+        by_muon = profile.hidden_parameters if params.optimizer == "muon" else 0
+        states = memory.optimizer_bytes_per_parameter * (trained - by_muon)
+        states += _MASTER_BYTES * by_muon
+        copied = params.zero_stage > 0 or each < _MASTER_BYTES
+        copies = _MASTER_BYTES * (copied + bool(params.weight_averaging))
+        sizes.append(round((each + copies) * trained + states + profile.buffer_bytes))
+    return min(sizes), max(sizes)
+
+
 def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
     """Return the need of every combination in the space that can exist, as far as memory differs.
 
@@ -133,17 +177,17 @@ def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
     decisive = (*affecting("memory"), "global_batch_size")
     values = {
         name: _ends(name, domain) if isinstance(domain, Range) else list(values_of(domain))
-        for name, domain in space.space.free().items()
+        for name, domain in space.dimensions.free().items()
         if name in decisive
     }
-    rest = {
+    indifferent = {
         name: domain.low if isinstance(domain, Range) else domain.choices[0]
-        for name, domain in space.space.free().items()
+        for name, domain in space.dimensions.free().items()
         if name not in decisive
     }
     by_setting: dict[str, MemoryNeed] = {}
     for combination in itertools.product(*values.values()):
-        setting = {**dict(zip(values, combination, strict=True)), **rest}
+        setting = {**dict(zip(values, combination, strict=True)), **indifferent}
         if space.rule_broken(setting) is None:
             params = TrainingParams.of(space.params(setting))
             if (estimated := estimate(params, memory)) is not None:
@@ -173,15 +217,15 @@ def needs_by_gpus(space: SearchSpace, memory: ModelMemory) -> dict[int, tuple[Me
 
     The combinations are the same ones, but their global batches grow with the number.
     """
-    own = [need.params for need in needs(space, memory)]
+    configurations_here = [need.params for need in needs(space, memory)]
     by_gpus = {}
     for gpus in sorted({space.world_size, *GPU_NUMBERS}):
-        configurations = [_on_gpus(params, gpus) for params in own]
+        configurations = [_on_gpus(params, gpus) for params in configurations_here]
         estimates = [(params, estimate(params, memory)) for params in configurations]
         by_gpus[gpus] = tuple(
-            MemoryNeed(params=params, estimate=made)
-            for params, made in estimates
-            if made is not None
+            MemoryNeed(params=params, estimate=needed)
+            for params, needed in estimates
+            if needed is not None
         )
     return by_gpus
 

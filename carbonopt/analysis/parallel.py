@@ -55,8 +55,8 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
         except EOFError:
             fork.join()
             raise CarbonoptError(
-                f"a process that had part of the work ended with code {fork.exitcode}, as one does"
-                " that the kernel kills where memory is short; type the same command again."
+                f"a process that did part of the work ended with code {fork.exitcode}. The kernel"
+                " may have killed it because memory was short; type the same command again."
             ) from None
         fork.join()
         if error is not None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from carbonopt.analysis.confidence import Configuration, Evidence, Standing
+from carbonopt.analysis.confidence import Evidence, Standing, less_interval
 from carbonopt.analysis.footprint import footprint, known_sum
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.analysis.study_comparison import ComparedRun, run_of
@@ -46,8 +46,10 @@ class StepRun(Frozen):
     confirmed: bool | None  # whether it is confirmed for its target; None: it ran with one seed
     baseline: ComparedRun | None  # None: no trial completed that could be the baseline
     baseline_is_start: bool
-    # interval of baseline − taken; None: the run-to-run spread is not known
-    saved_interval_kg_co2e: tuple[float, float] | None
+    # At LEVEL, how far the logarithms of the two mean emissions may lie from the truth. None: the
+    # run-to-run spread is not known.
+    taken_log_margin: float | None
+    baseline_log_margin: float | None
 
 
 class PathRun(Frozen):
@@ -215,40 +217,35 @@ def _step_run(
         confirmed=None if len(taken.runs) == 1 else evidence.standing(taken) is Standing.CONFIRMED,
         baseline=None if baseline is None else run_of(baseline, own),
         baseline_is_start=rec.baseline is not None and rec.baseline.is_start,
-        saved_interval_kg_co2e=None if baseline is None else _saved(evidence, taken, baseline),
+        taken_log_margin=evidence.log_emissions_margin(taken.n),
+        baseline_log_margin=None if baseline is None else evidence.log_emissions_margin(baseline.n),
     )
-
-
-def _saved(
-    evidence: Evidence, taken: Configuration, baseline: Configuration
-) -> tuple[float, float] | None:
-    if taken is baseline:
-        return 0.0, 0.0
-    interval = evidence.saving_interval(taken, baseline)
-    if interval is None:
-        return None
-    return interval[0] * baseline.emissions_kg_co2e, interval[1] * baseline.emissions_kg_co2e
 
 
 def _saving(path: PathRun) -> tuple[float | None, tuple[float, float] | None, float | None]:
     """Return the saved fraction, its interval, and the saved kg CO2e.
 
-    The steps' runs are independent: the half-widths of what they save add up in squares (JCGM
-    100:2008, 5.1.2).
+    The interval is that of 1 − a ratio of two sums. A step whose mean has a relative error moves
+    the logarithm of its sum by that error × its share of the sum. Different steps, and a step's
+    taken configuration and its baseline, err independently, so that their shares add up in squares
+    (JCGM 100:2008, 5.1.2). Where a step takes its baseline, one error moves both sums.
     """
     baseline_kg = path.baseline_emissions_kg_co2e
     if not baseline_kg:
         return None, None, None
     saved_kg = baseline_kg - path.emissions_kg_co2e
-    below, above = [], []
+    if not path.emissions_kg_co2e > 0:  # no ratio to take the logarithm of
+        return saved_kg / baseline_kg, None, saved_kg
+    errors = []
     for run in path.steps:
-        if run.baseline is None or run.saved_interval_kg_co2e is None:
+        if run.baseline is None or run.taken_log_margin is None or run.baseline_log_margin is None:
             return saved_kg / baseline_kg, None, saved_kg
-        saved_here_kg = run.baseline.emissions_kg_co2e - run.taken.emissions_kg_co2e
-        below.append(saved_here_kg - run.saved_interval_kg_co2e[0])
-        above.append(run.saved_interval_kg_co2e[1] - saved_here_kg)
-    ends = saved_kg - math.hypot(*below), saved_kg + math.hypot(*above)
-    return saved_kg / baseline_kg, (ends[0] / baseline_kg, ends[1] / baseline_kg), saved_kg
+        taken = run.taken.emissions_kg_co2e / path.emissions_kg_co2e * run.taken_log_margin
+        baseline = run.baseline.emissions_kg_co2e / baseline_kg * run.baseline_log_margin
+        same = run.taken.trial == run.baseline.trial
+        errors += [taken - baseline] if same else [taken, baseline]
+    interval = less_interval(path.emissions_kg_co2e / baseline_kg, math.hypot(*errors))
+    return saved_kg / baseline_kg, interval, saved_kg
 
 
 def _spent(folder: str, study: StudyData, rec: Recommendation) -> StudySpent:

@@ -1,4 +1,4 @@
-"""How often pruning was wrong, by the trials that ran on as an audit."""
+"""The error rates of pruning, from the trials that ran on as an audit."""
 
 from carbonopt.analysis.confidence import LEVEL
 from carbonopt.analysis.front import pareto_front

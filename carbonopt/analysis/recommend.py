@@ -13,7 +13,7 @@ from carbonopt.analysis.shortfall import Shortfall, shortfall
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import Target
-from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import START_TRIAL, StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Frozen
 from carbonopt.spec.study_data import StudyData
 
@@ -74,9 +74,9 @@ class Answer(Frozen):
     # one of them emitted nothing.
     saving_interval: tuple[float, float] | None = None
     break_even_runs: int | None = None  # runs that pay the study back; None: a run saves nothing
-    # The same at the ends of the saving's interval, with the baseline's emissions as they are. Its
-    # second is None where there may be no saving: then no number is sure to be enough. None: the
-    # saving has no interval, or none of it is a saving.
+    # The same at the ends of the interval of what a run saves. Its second is None where there may
+    # be no saving: then no number is sure to be enough. None: the saving is none, or has no
+    # interval.
     break_even_interval: tuple[int, int | None] | None = None
 
 
@@ -152,7 +152,8 @@ class Recommendation(Answer):
 class TargetRange(Answer):
     """The recommendation for all targets in a range.
 
-    The range goes from `from_value` on, to ever easier targets, up to but without the next range's.
+    The range begins at `from_value` and goes on to easier targets. It ends before the `from_value`
+    of the next range, which it does not include.
     """
 
     from_value: float  # for the first range, the best value that there can be
@@ -286,12 +287,15 @@ _BY_MEANS, _BY_FIRST_RUN = attrgetter("mean_rank"), attrgetter("rank")
 class _Best:
     """Collects configurations, and chooses among them.
 
-    For the target that the repeats were made for, the choice is the cheapest configuration, by its
-    means, that is confirmed; else the cheapest whose repeats are below the target on average,
-    though by less than the error; else the cheapest that ran once, which says less. For another
-    target it is the cheapest of all these: a configuration that was repeated is no better there
-    than a cheaper one that ran once. As targets get easier, a configuration may be taken again with
-    its next standing.
+    For the target that the repeats were made for, the choice is the first of these that exists:
+
+    1. the cheapest confirmed configuration, by its means;
+    2. the cheapest whose repeats meet the target on average, though by less than the error;
+    3. the cheapest that ran once, which says less.
+
+    For another target it is the cheapest of all of them: a configuration that was repeated is no
+    better there than a cheaper one that ran once. As targets get easier, a configuration may be
+    taken again with its next standing.
     """
 
     def __init__(self) -> None:
@@ -329,10 +333,8 @@ def _rejected(
 
 
 def _failed_replicate(record: TrialRecord, winner: Configuration) -> bool:
-    ended = (
-        record.state is not TrialState.RUNNING and record.stop_reason is not StopReason.INTERRUPTED
-    )
-    return record.repeat_of == winner.trial and ended and objectives(record) is None
+    repeats = record.repeat_of == winner.trial
+    return repeats and record.has_finished and objectives(record) is None
 
 
 def _most_accurate(tried: Iterable[Configuration]) -> Configuration:
@@ -342,18 +344,18 @@ def _most_accurate(tried: Iterable[Configuration]) -> Configuration:
 
 
 def _baseline(data: StudyData, tried: Sequence[Configuration]) -> Configuration | None:
-    """Return the start configuration (always trial 0) if it completed, else the most accurate one.
+    """Return the start configuration if it completed, else the most accurate one.
 
     None: none completed.
     """
-    if data.config.search.start and tried and tried[0].trial == 0:
+    if data.config.search.start and tried and tried[0].trial == START_TRIAL:
         return tried[0]
     return _most_accurate(tried) if tried else None
 
 
 def _described(data: StudyData, baseline: Configuration, target: Target) -> Baseline:
     is_start, meets_target = (
-        bool(data.config.search.start) and baseline.trial == 0,
+        bool(data.config.search.start) and baseline.trial == START_TRIAL,
         target.is_met_by(baseline.value),
     )
     is_chosen = is_start and data.prepared is not None and data.prepared.auto is not None
@@ -380,19 +382,15 @@ def _answer(
         return math.ceil(study_kg / saved_kg) if saved_kg > 0 else None
 
     winner_kg, baseline_kg = winner.emissions_kg_co2e, baseline.emissions_kg_co2e
-    interval = evidence.saving_interval(winner, baseline)
-    fewest, most = (
-        (break_even(share * baseline_kg) for share in reversed(interval))
-        if interval
-        else (None, None)
-    )
+    saved_kg = evidence.saved_interval_kg_co2e(winner, baseline)
+    fewest, most = map(break_even, reversed(saved_kg)) if saved_kg else (None, None)
     return Answer(
         trial=winner.trial,
         value=winner.value,
         emissions_kg_co2e=winner_kg,
         energy_kwh=winner.energy_kwh,
         saving_fraction=1 - winner_kg / baseline_kg if baseline_kg else None,
-        saving_interval=interval,
+        saving_interval=evidence.saving_interval(winner, baseline),
         break_even_runs=break_even(baseline_kg - winner_kg),
         break_even_interval=None if fewest is None else (fewest, most),
     )

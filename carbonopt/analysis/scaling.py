@@ -70,7 +70,12 @@ def _chosen(records: list[TrialRecord], target: Target) -> TrialRecord:
     met = [record for record in records if target.is_met_by(record.value)]
     if met:
         return min(met, key=lambda record: (_train(record)[0], record.trial))
-    return min(records, key=lambda record: (target.quality.rank(record.value), record.trial))  # type: ignore[arg-type]
+    return min(records, key=lambda record: (target.quality.rank(_value(record)), record.trial))
+
+
+def _value(record: TrialRecord) -> float:
+    assert record.value is not None
+    return record.value
 
 
 def _train(record: TrialRecord) -> tuple[float, float]:

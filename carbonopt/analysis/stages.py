@@ -3,7 +3,6 @@
 Longer runs can change the ranking, since a run compiles and warms up once, however long it is.
 """
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from functools import reduce
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from carbonopt.analysis.confidence import Configuration, Evidence, Standing
+from carbonopt.analysis.confidence import Configuration, Evidence, Standing, less_interval
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.trial import Kernels, Stage, StageCost, StopReason, TrialRecord, TrialState
@@ -23,8 +22,11 @@ from carbonopt.spec.study_data import StudyData
 WORTH_SAYING = 0.01
 
 # FLOP/s of a GPU's tensor cores in bf16 and fp16 without sparsity, from the makers' data sheets, by
-# a part of the GPU's name. H100 and H200 are the SXM ones, and H200 stands for GH200, too.
+# a part of the GPU's name; the first that fits counts. H100 and H200 are the SXM ones, and H200
+# stands for GH200, too.
 _PEAK_FLOPS = {
+    "H100 NVL": 835.5e12,
+    "H200 NVL": 835.5e12,
     "H100 PCIe": 756e12,
     "H100": 989.4e12,
     "H200": 989.4e12,
@@ -32,7 +34,7 @@ _PEAK_FLOPS = {
     "L40S": 362e12,
 }
 # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); those of attention are left out.
-_FLOP_PER_PARAMETER_AND_TOKEN = 6
+FLOP_PER_PARAMETER_AND_TOKEN = 6
 _MOST = 0.5  # share of a training's energy that counts as most of it
 _ROUNDING = 1e-9  # relative difference by which two equal figures may differ
 
@@ -244,7 +246,7 @@ def _shares(trials: Sequence[Mapping[Stage, StageCost]]) -> Iterator[StageShare]
 
 
 def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
-    parts, others = record.stages or {}, (record.steps_done or 0) - 1
+    parts, others = record.stages or {}, (record.steps_done or 0) - record.first_steps
     steps, first = parts.get(Stage.STEPS), parts.get(Stage.COMPILE)
     if steps is not None:
         steps += parts.get(Stage.GENERATION, StageCost())
@@ -270,7 +272,7 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
         millijoules_per_token=None if tokens is None else millijoules / tokens,
         examples_per_s=examples / steps.duration_s,
         millijoules_per_example=millijoules / examples,
-        first_step_s=first.duration_s,
+        first_step_s=first.duration_s / record.first_steps,
         first_step_excess_kwh=excess_kwh,
         first_step_excess_share=excess_kwh / training_kwh if training_kwh else 0.0,
         gpu_utilisation=record.gpu_utilisation,
@@ -291,17 +293,19 @@ def _utilisation(
     if tokens_per_s is None or model_parameters is None:
         return None
     gpus = data.provenance.hardware.gpus if data.provenance.hardware else ()
+    gpus = gpus[: params.world_size]  # a trial may leave GPUs idle
     peaks = [next((peak for name, peak in _PEAK_FLOPS.items() if name in gpu), 0.0) for gpu in gpus]
     # Frozen weights need no gradients, so that adapters have another number of FLOP.
     if not peaks or 0 in peaks or params.precision not in ("bf16", "fp16") or params.lora_rank:
         return None
-    return _FLOP_PER_PARAMETER_AND_TOKEN * model_parameters * tokens_per_s / sum(peaks)
+    return FLOP_PER_PARAMETER_AND_TOKEN * model_parameters * tokens_per_s / sum(peaks)
 
 
 class _Line(NamedTuple):
     """The energy of a configuration's run as a straight line over its length."""
 
     config: Configuration
+    runs: int  # number of runs of which these are means
     excess_kwh: float
     per_length_kwh: float
 
@@ -383,6 +387,7 @@ def _line(config: Configuration, speeds: Speeds, *, by_first: bool) -> _Line | N
     excess_kwh = statistics.fmean(excess_kwh for _, excess_kwh in parts)
     return _Line(
         config,
+        len(runs),
         excess_kwh,
         statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts),
     )
@@ -422,14 +427,10 @@ def _envelope(lines: Sequence[_Line]) -> list[tuple[float, _Line]]:
 
 def _less_interval(evidence: Evidence, line: _Line, first: _Line) -> tuple[float, float] | None:
     """Return the interval of the saving in the limit, with the margin of whole runs' ratio."""
-    whole = evidence.saving_interval(line.config, first.config)
-    if whole is None or not line.per_length_kwh > 0:
+    margin = evidence.log_emissions_margin(line.runs, first.runs)
+    if margin is None or not line.per_length_kwh > 0:
         return None
-    margin = math.log(
-        (1 - whole[0]) * first.config.emissions_kg_co2e / line.config.emissions_kg_co2e
-    )
-    ratio = line.per_length_kwh / first.per_length_kwh
-    return 1 - ratio * math.exp(margin), 1 - ratio * math.exp(-margin)
+    return less_interval(line.per_length_kwh / first.per_length_kwh, margin)
 
 
 class _FirstStep(NamedTuple):
@@ -464,11 +465,11 @@ def _as_first(data: StudyData, lines: Sequence[_Line], speeds: Speeds) -> AsFirs
     least_kwh, trial = reduce(
         lambda least, other: other if other[0] < least[0] * (1 - _ROUNDING) else least, charged
     )
-    own = {"excess_kwh": like[0].excess_kwh, "energy_kwh": charged[0][0]}
     return AsFirst(
         like=like[0].trial,
         like_probe=like[0].probe,
-        **own,
+        excess_kwh=like[0].excess_kwh,
+        energy_kwh=charged[0][0],
         cheapest=trial,
         cheapest_energy_kwh=least_kwh,
     )
@@ -485,10 +486,12 @@ def _not_compared(
         and not {record.trial, record.repeat_of} & compared
         and data.config.compiles(record.params)
     }
-    own = statistics.fmean(
+    of_first = statistics.fmean(
         speeds[run.trial].millijoules_per_example for run in first.runs if run.trial in speeds
     )
-    if not millijoules or not own > 0:
+    if not millijoules or not of_first > 0:
         return None
     least = min(millijoules, key=lambda trial: millijoules[trial])
-    return NotCompared(trial=least, of=len(millijoules), less_a_token=1 - millijoules[least] / own)
+    return NotCompared(
+        trial=least, of=len(millijoules), less_a_token=1 - millijoules[least] / of_first
+    )

@@ -1,4 +1,4 @@
-"""When a study should begin or go on: the cleanest time that still meets its deadline.
+"""The best time to begin or resume a study: the cleanest that still meets its deadline.
 
 The study is planned as one block of work, which the windows of the day may interrupt. How long it
 lasts is uncertain, mostly in one direction: a study often ends before its budget is used up. So a
@@ -87,12 +87,12 @@ def _instant(day: date, clock: str, window: str, zone: ZoneInfo) -> datetime:
     return meanings[0].astimezone(UTC)
 
 
-def next_start(
+def cleanest_start(
     now: datetime,
     expected: Callable[[int], float | None],
     remaining: timedelta,
     finish_by: datetime,
-    hours: Sequence[Window] = (),
+    windows: Sequence[Window] = (),
     *,
     at_least_saving: float = 0.0,
 ) -> Start:
@@ -103,7 +103,7 @@ def next_start(
         expected: returns the expected intensity of an hour, counted from 1970; None: not known.
         remaining: how long the work takes, at most.
         finish_by: when it has to have ended.
-        hours: windows in which it may run, in order, as of `daily_windows`; empty: always.
+        windows: when it may run, in order, as `daily_windows` returns them; empty: always.
         at_least_saving: the smallest share of the emissions for which it waits.
 
     Returns:
@@ -111,8 +111,7 @@ def next_start(
         allowed, if waiting is not expected to save enough, or the work can't end in time.
     """
     now, finish_by = now.astimezone(UTC), finish_by.astimezone(UTC)
-    windows = tuple(hours) or ((now, max(finish_by, now)),)
-    work = _AllowedTime(now, windows, expected)
+    work = _AllowedTime(now, windows or ((now, max(finish_by, now)),), expected)
     if not work.total_s:
         return Start(now, in_time=False)
     earliest, needed_s = work.begin_at(0.0), remaining.total_seconds()
@@ -128,7 +127,9 @@ def next_start(
 
 
 class _AllowedTime:
-    """The time in which work may be done, as one line of seconds without the hours between windows.
+    """The time in which work may be done, in seconds that leave out the hours between windows.
+
+    It consists of pieces, none of which crosses a full hour: the intensity is known by hour.
 
     Args:
         now: the beginning.
@@ -155,12 +156,17 @@ class _AllowedTime:
         return self._work_s[-1]
 
     def begin_at(self, work_s: float) -> datetime:
-        """Return when work begins that so many seconds of possible work precede."""
+        """Return the time at which work begins after so many seconds of possible work."""
         at = self._piece(work_s)
         return self._begins[at] + timedelta(seconds=work_s - self._work_s[at])
 
     def starts(self, needed_s: float) -> list[float]:
-        """Return the starts among which the best one is: where hours begin or would end."""
+        """Return the starts among which the best one is, in seconds of work from now.
+
+        Between two neighbouring ones, the mean intensity is a linear function of the start, so no
+        start between them is better than both. At each of them the work begins or ends together
+        with a piece, where each of its possible durations (`_SHARES`) has its own end.
+        """
         last = self.total_s - needed_s
         ends = [at - share * needed_s for share in _SHARES for at in self._work_s]
         return sorted({start for start in (0.0, last, *self._work_s, *ends) if 0 <= start <= last})
@@ -179,7 +185,7 @@ class _AllowedTime:
         return self._weighted[at] + part * (self._weighted[at + 1] - self._weighted[at])
 
     def _piece(self, work_s: float) -> int:
-        """Return the piece in which a second of work lies; its first one belongs to it."""
+        """Return the index of the piece that a moment lies in; a piece includes its beginning."""
         at = bisect_left(self._work_s, work_s + _ROUNDING_S) - 1
         return min(max(at, 0), len(self._begins) - 1)
 

@@ -30,13 +30,14 @@ def print_recommendation(
 
 
 def print_pipeline(view: "PipelineView", *, as_json: bool = False) -> bool:
+    from carbonopt.report.document import with_caveats
     from carbonopt.report.pipeline_report import pipeline_top
     from carbonopt.report.render import terminal
 
     document = pipeline_top(view)
     if as_json:
-        caveats = [caveat.as_json() for caveat in document.caveats]
-        print(json.dumps({**view.summary.as_json(), "caveats": caveats}, indent=2, allow_nan=False))
+        answer = with_caveats(view.summary.as_json(), document.caveats)
+        print(json.dumps(answer, indent=2, allow_nan=False))
     else:
         print(printable(terminal.render(document)))
     return view.summary.met

@@ -18,10 +18,13 @@ from carbonopt.cli.compare_command import compare
 from carbonopt.cli.doctor_command import doctor
 from carbonopt.cli.exit_codes import as_command, unraisable
 from carbonopt.cli.export_command import export
+from carbonopt.cli.init_command import init
 from carbonopt.cli.notify_command import notify
 from carbonopt.cli.recommend_command import recommend
 from carbonopt.cli.report_command import report
 from carbonopt.cli.run_command import run
+from carbonopt.cli.schema_command import schema
+from carbonopt.cli.watch_command import watch
 from carbonopt.core.errors import BadInput
 
 app = typer.Typer(
@@ -34,7 +37,19 @@ app = typer.Typer(
         " quality."
     ),
 )
-for command in (run, report, recommend, export, compare, check, doctor, notify):
+for command in (
+    init,
+    run,
+    report,
+    recommend,
+    export,
+    compare,
+    watch,
+    check,
+    schema,
+    doctor,
+    notify,
+):
     app.command()(command)
 
 

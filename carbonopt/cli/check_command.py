@@ -9,6 +9,7 @@ from carbonopt.core.errors import BadInput, CarbonoptError, printable
 
 if TYPE_CHECKING:
     from carbonopt.spec.study_config import StudyConfig
+    from carbonopt.study.model_questions import Answers
 
 
 def check(
@@ -24,6 +25,7 @@ def check(
 
     The description includes the rough cost and the memory that each GPU needs.
     """
+    from carbonopt.study.model_questions import Answers
     from carbonopt.study.study_file import PipelineFile, load_study
 
     if gpu_memory is not None and not 0.1 <= gpu_memory <= 1e6:
@@ -35,14 +37,8 @@ def check(
     pipeline = PipelineFile.load(study)
     config = load_study(study) if pipeline is None else None
 
-    from carbonopt.cli.check_text import describe_study
-    from carbonopt.storage.paths import StudyPaths
-    from carbonopt.study.start_schedule import check_schedule, now_in_utc
-    from carbonopt.study.study_checks import as_prepared
-    from carbonopt.study.study_checks import check as check_study
-    from carbonopt.study.weight_files import check_weights
-
     if pipeline is not None:
+        from carbonopt.cli.check_text import describe_study
         from carbonopt.study.pipeline_run import check_pipeline
 
         steps = {step.step: step for step in pipeline.pipeline.pipeline}
@@ -57,15 +53,35 @@ def check(
             )
             print(printable(describe_study(checked)))
         _say_missing_gpus(checked.config)  # all steps use the same GPUs
-    if config is None:
-        return
+    if config is not None:
+        with Answers() as answers:
+            _check_one(config, gpu_memory, answers)
+
+
+def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answers") -> None:
+    """Check and describe a study that is no pipeline."""
+    from carbonopt.study.weight_files import check_weights, has_unchecked_weights
+
+    if has_unchecked_weights([(config, ())]):
+        answers.begin()  # its imports and those that follow here take as long as all else
+
+    from carbonopt.cli.check_text import describe_study
+    from carbonopt.storage.paths import StudyPaths
+    from carbonopt.study.start_schedule import check_schedule, now_in_utc
+    from carbonopt.study.study_checks import as_prepared
+    from carbonopt.study.study_checks import check as check_study
+
     paths = StudyPaths.default(config.name)
     checked = as_prepared(check_study(config), paths.prepared)
     check_schedule(checked, now_in_utc())
-    check_weights([(config, ())])
+    check_weights([(config, ())], answers)
     print(printable(describe_study(checked)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
     _say_missing_gpus(config)
+    if config.checkpoint is not None and checked.is_settled:
+        from carbonopt.cli.memory_text import describe_checkpoints
+
+        print(printable(describe_checkpoints(checked, answers)))
     if (
         config.launch.trains
         and checked.is_settled
@@ -73,7 +89,7 @@ def check(
     ):
         from carbonopt.cli.memory_text import describe_memory
 
-        print(printable(describe_memory(checked, gpu_memory)))
+        print(printable(describe_memory(checked, gpu_memory, answers)))
 
 
 def _say_missing_gpus(config: "StudyConfig") -> None:

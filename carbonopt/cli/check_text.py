@@ -17,7 +17,7 @@ from carbonopt.study.input_files import input_files
 from carbonopt.study.start_schedule import now_in_utc, schedule_text
 from carbonopt.study.study_checks import CheckedStudy
 
-_MOST_NAMED = 8  # most files of a script that are named
+_MOST_NAMED = 8  # largest number of a script's files that are named
 _INDENT = "\n" + " " * 14  # begins each line below a label's first line
 
 
@@ -156,18 +156,20 @@ def _space(space: SearchSpace, auto: AutoSpace | None, *, is_settled: bool) -> s
     if auto is None:
         dimensions = [
             f"{name}: {describe(dimension)}{_fractional(name, dimension)}"
-            for name, dimension in space.space.domains().items()
+            for name, dimension in space.dimensions.domains().items()
         ]
         return _INDENT.join([count, *dimensions])
-    chosen = [f"{name}: {describe(space.space[name])} ({why})" for name, why in auto.why.items()]
+    chosen = [
+        f"{name}: {describe(space.dimensions[name])} ({why})" for name, why in auto.why.items()
+    ]
     if is_settled:
         return _INDENT.join([f"{count}, chosen by carbonopt", *chosen])
     sure = known_before(auto.facts)
     shown = [line for name, line in zip(auto.why, chosen, strict=True) if name in sure]
     later = ", ".join(name for name in (*auto.why, *auto.left_out) if name not in sure)
-    found = "data, model and GPUs, which the preparation of `carbonopt run` looks at"
+    looked_at = "data, model and GPUs, which the preparation of `carbonopt run` looks at"
     return _INDENT.join(
-        [f"chosen by carbonopt: {later} by {found}; `check` shows them then. The rest:", *shown]
+        [f"chosen by carbonopt: {later} by {looked_at}; `check` shows them then. The rest:", *shown]
     )
 
 
@@ -183,9 +185,8 @@ def _confirmation(confirm: Confirm) -> str:
         confirm.runners_up, f" and {confirm.runners_up} runners-up"
     )
     baseline = ", and the start configuration," if confirm.baseline else ""
-    more = (1 + confirm.runners_up + confirm.baseline) * (confirm.seeds - 1)
     each = " each" if runners_up or baseline else ""
-    runs = f"{more} runs more, for which budget.trials does not count"
+    runs = f"at most {confirm.most_repeats} runs more, for which budget.trials does not count"
     return f"the winner{runners_up}{baseline} with {confirm.seeds} seeds{each}: {runs}"
 
 

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from carbonopt.api.report_files import refuse_other_files, write_comparison_page
+from carbonopt.api.study_folder import read_study_folder
 from carbonopt.cli.exit_codes import check_output
-from carbonopt.cli.options import AsJson, user_path
-from carbonopt.cli.reading import read_study_folder
-from carbonopt.cli.writing_reports import refuse_other_files, write_comparison_page
+from carbonopt.cli.options import AsJson
 from carbonopt.core.errors import BadInput, printable
+from carbonopt.core.files import user_path
 
 
 def compare(

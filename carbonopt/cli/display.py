@@ -6,7 +6,6 @@ On a terminal it is shown live; elsewhere, with one line per trial.
 import math
 import time
 from collections.abc import Collection, Iterable
-from datetime import datetime
 
 from rich import box
 from rich.console import Console
@@ -18,6 +17,7 @@ from carbonopt.analysis.confirmation import confirmation_progress
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import TrialParams, label
 from carbonopt.core.errors import printable
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import (
     count_text,
     emissions_text,
@@ -28,7 +28,7 @@ from carbonopt.core.format import (
 )
 from carbonopt.core.trial import (
     LARGEST_DISAGREEMENT,
-    EvalPoint,
+    START_TRIAL,
     StopReason,
     TrialRecord,
     TrialState,
@@ -98,8 +98,7 @@ class LiveDisplay:
             )
 
     def waiting(self, start: PlannedStart) -> None:
-        at = datetime.fromisoformat(start.at).astimezone()
-        text = f"waiting until {at.isoformat(sep=' ', timespec='minutes')}"
+        text = f"waiting until {start.local_time}"
         if start.rule:
             text += f", to save about {100 * start.expected_saving:.0f} % of the emissions"
         self._print(f"{text}; Ctrl-C ends the command, the same one waits again")
@@ -110,6 +109,9 @@ class LiveDisplay:
         self._name_what_is_fixed(spec.params)
         self._confirming = spec.repeat_of is not None
         self._begin(f"trial {spec.number}{_repeats(spec)}", spec)
+        if spec.checkpoints is not None and spec.checkpoints.continue_from is not None:
+            step = spec.checkpoints.continue_from
+            self._print(f"trial {spec.number} goes on from its checkpoint at step {step:,}")
 
     def probe_started(self, spec: TrialSpec) -> None:
         self._name_what_is_fixed(spec.params)
@@ -165,7 +167,7 @@ class LiveDisplay:
     def _consider(self, record: TrialRecord) -> None:
         """Keep a trial as the best one if it meets the target with the least emissions so far."""
         kg_co2e = record.emissions_kg_co2e
-        is_start = record.trial == 0 and self._config.search.start is not None
+        is_start = record.trial == START_TRIAL and self._config.search.start is not None
         if is_start and record.state is TrialState.COMPLETE:
             self._start_kg_co2e = kg_co2e
         if (
@@ -254,6 +256,8 @@ def not_ended(data: StudyData, recommendation: Recommendation, running: bool) ->
         else "it was interrupted; the same `carbonopt run` goes on with it"
     )
     parts = [f"The study has not ended: {why}."]
+    if (start := data.planned_start) is not None:
+        parts.append(f"Its next trial is planned for {start.local_time}.")
     if budget is None or done < budget:
         left = (
             "trials"
@@ -277,12 +281,7 @@ def not_ended(data: StudyData, recommendation: Recommendation, running: bool) ->
 
 def _searched(data: StudyData) -> int:
     """Count the search's finished trials, without repeats."""
-    own = [
-        record
-        for record in data.records
-        if record.repeat_of is None and record.state is not TrialState.RUNNING
-    ]
-    return sum(record.stop_reason is not StopReason.INTERRUPTED for record in own)
+    return sum(record.repeat_of is None and record.has_finished for record in data.records)
 
 
 def _repeats(trial: TrialSpec | TrialRecord) -> str:

@@ -1,4 +1,4 @@
-"""The end of a command: its exit codes, and the sentence that is printed for an error."""
+"""The end of a command: which exit code it has, and the sentence that is printed for an error."""
 
 import atexit
 import errno
@@ -11,22 +11,23 @@ from typing import Any, NoReturn
 
 import typer
 
-from carbonopt.core.errors import CarbonoptError, printable, shortened
-
-# System errors when a disk is full, the machine fails, or a folder has been changed meanwhile.
-FULL = (errno.ENOSPC, errno.EDQUOT)
-FAILING = (
-    errno.EAGAIN,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ESTALE,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
+from carbonopt.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_MET,
+    EXIT_NOT_MET,
+    EXIT_OTHER,
+    FAILING,
+    FULL,
+    CarbonoptError,
+    printable,
+    shortened,
+    system_reason,
 )
+
+# System errors when a folder has been changed meanwhile.
 _CHANGED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-EXIT_MET, EXIT_NOT_MET, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 3, 2, 130
-_LONGEST_SENTENCE = 2000  # most characters of an error, which may quote what a user wrote
+_LONGEST_SENTENCE = 2000  # largest number of characters of an error, which may quote a user
 # The base class of typer's errors for wrong arguments; typer bundles a copy of click and doesn't
 # export this class.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -45,7 +46,7 @@ def as_command(run: Callable[[], int | None]) -> NoReturn:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:  # `carbonopt export … | head`
         sys.stderr.close()
-        sys.exit(1)
+        sys.exit(EXIT_OTHER)
     except OSError as error:
         _fail_by_system(error)
     finally:
@@ -68,11 +69,6 @@ def check_output() -> None:
         )
 
 
-def system_reason(error: OSError) -> str:
-    named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return f"{named}{error.strerror or error}"
-
-
 def _usage_text(error: Exception) -> str:
     """Return typer's message about wrong arguments, with the value that the option was given."""
     text: str = error.format_message()  # type: ignore[attr-defined]
@@ -88,10 +84,13 @@ def _usage_text(error: Exception) -> str:
 
 
 def _fail_by_system(error: OSError) -> NoReturn:
-    """End with exit code 1 and one sentence if the machine failed; otherwise raise the error."""
+    """End with EXIT_OTHER and one sentence if the machine failed; otherwise raise the error."""
     again = "type the same command again"
     if error.errno == errno.EAGAIN:
-        _fail(f"no further process can be started; raise the limit (ulimit -u) and {again}.", 1)
+        _fail(
+            f"no further process can be started; raise the limit (ulimit -u) and {again}.",
+            EXIT_OTHER,
+        )
     if error.errno not in (*FULL, *FAILING, *_CHANGED):
         raise error
     # Output that could not be written is not tried again when Python ends.
@@ -99,10 +98,10 @@ def _fail_by_system(error: OSError) -> NoReturn:
     if error.errno in FULL:
         named = "the output" if error.filename is None else os.fsdecode(error.filename)
         quota = ": the quota is used up" if error.errno == errno.EDQUOT else ""
-        _fail(f"no space left for {named}{quota}; make room and {again}.", 1)
+        _fail(f"no space left for {named}{quota}; make room and {again}.", EXIT_OTHER)
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        _fail(f"too many files are open; raise the limit (ulimit -n) and {again}.", 1)
-    _fail(f"{system_reason(error)}; fix that and {again}; nothing stored is lost.", 1)
+        _fail(f"too many files are open; raise the limit (ulimit -n) and {again}.", EXIT_OTHER)
+    _fail(f"{system_reason(error)}; fix that and {again}; nothing stored is lost.", EXIT_OTHER)
 
 
 def _fail(text: str, code: int) -> NoReturn:

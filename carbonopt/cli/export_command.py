@@ -1,37 +1,57 @@
-"""`carbonopt export`: print the records of all trials."""
+"""`carbonopt export`: print the records of all trials, or the study in a standard's form."""
 
-import json
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from carbonopt.api.export_forms import FORMATS, RECORDS, check_form, pipeline_text, study_texts
+from carbonopt.api.study_folder import pipeline_in, pipeline_view, read_study_folder
 from carbonopt.cli.exit_codes import check_output
 from carbonopt.cli.options import StorageUrl, StudyDir
-from carbonopt.cli.reading import pipeline_in, pipeline_view, read_study_folder
-from carbonopt.core.errors import BadInput
 
 
 def export(
     study_dir: StudyDir,
     form: Annotated[
-        Literal["jsonl", "csv"], typer.Option("--format", help="One record a trial.")
+        str,
+        typer.Option("--format", metavar="FORMAT", help=f"One of {', '.join(FORMATS)}."),
     ] = "jsonl",
+    data_license: Annotated[
+        str | None,
+        typer.Option("--license", metavar="LICENSE", help="Croissant: the tables' license."),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="Croissant: the page that publishes the tables."),
+    ] = None,
+    creator: Annotated[
+        str | None,
+        typer.Option("--creator", metavar="NAME", help="Croissant: a person, or Organization: X."),
+    ] = None,
     storage: StorageUrl = None,
 ) -> None:
-    """Print one record per trial, whatever its state."""
-    if (pipeline := pipeline_in(study_dir, storage)) is not None:
-        folders = ", ".join(folder for folder in pipeline_view(pipeline).studies)
-        raise BadInput(
-            f"export is of one study, but {study_dir} holds several; give the folder of one:"
-            f" {folders}."
-        )
+    """Print one record per trial, whatever its state, or the study in a standard's form."""
+    asked = {"--license": data_license, "--url": url, "--creator": creator}
+    check_form(form, asked)
     check_output()
+    if (pipeline := pipeline_in(study_dir, storage)) is not None:
+        view = pipeline_view(pipeline)
+        text = pipeline_text(view, form)
+        _say_draft(view.summary.ended)
+        sys.stdout.write(text)
+        return
     _, data = read_study_folder(study_dir, storage)
-    records = [record.as_json() for record in data.records]
-    if form == "jsonl":
-        sys.stdout.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)
-    else:
-        from carbonopt.report.data_files import csv_text
+    publication = {option.removeprefix("--"): value for option, value in asked.items()}
+    text = next(iter(study_texts(data, form, publication).values()))
+    if form not in RECORDS:
+        _say_draft(data.ended is not None)
+    sys.stdout.write(text)
 
-        sys.stdout.write(csv_text(records))
+
+def _say_draft(ended: bool) -> None:
+    """Say on standard error that an export is a draft, unless the study has ended."""
+    from carbonopt.report.standards import DRAFT
+
+    if not ended:
+        print(f"carbonopt: {DRAFT}", file=sys.stderr)

@@ -7,15 +7,18 @@ from carbonopt.analysis.gpu_memory import (
     USABLE_SHARE,
     MemoryEstimate,
     MemoryNeed,
+    checkpoint_bytes,
     differing_settings,
     needs_by_gpus,
 )
 from carbonopt.core import format as fmt
 from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.core.errors import CarbonoptError
+from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.energy.hardware import describe_hardware
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.study.memory_estimate import ask_memory
+from carbonopt.study.model_questions import Answers
 from carbonopt.study.study_checks import CheckedStudy
 
 _LABEL, _INDENT = "  memory      ", " " * 14
@@ -30,12 +33,13 @@ _NEEDS_GIB = "give --gpu-memory GIB"
 ByGpus = Mapping[int, Sequence[MemoryNeed]]
 
 
-def describe_memory(checked: CheckedStudy, gpu_memory_gib: float | None) -> str:
+def describe_memory(checked: CheckedStudy, gpu_memory_gib: float | None, answers: Answers) -> str:
     """Describe the memory that each GPU needs, in lines to follow those of `cli.check_text`.
 
     Args:
         checked: A study on GPUs, or any study if `gpu_memory_gib` is given.
         gpu_memory_gib: Memory of each GPU. None: that of this machine's GPUs.
+        answers: The process that estimates.
     """
     if gpu_memory_gib is not None:
         of_each = f"a GPU of {gpu_memory_gib:g} GiB"
@@ -49,7 +53,7 @@ def describe_memory(checked: CheckedStudy, gpu_memory_gib: float | None) -> str:
             of_each = hardware.gpus[0] + (
                 "" if gpu_memory_gib is None else f", {gpu_memory_gib:.1f} GiB"
             )
-    answer = ask_memory(checked.config, gpu_memory_gib)
+    answer = ask_memory(checked.config, answers, gpu_memory_gib)
     if answer.memory is None:
         why = str(answer.why_none)
         return f"{_LABEL}not estimated: {why}{'' if why.endswith('?') else '.'}"
@@ -63,6 +67,25 @@ def describe_memory(checked: CheckedStudy, gpu_memory_gib: float | None) -> str:
     if gpu_memory_gib is not None:
         lines += (f"{_INDENT}{line}" for line in _answers(by_gpus, checked.space, gpu_memory_gib))
     return "\n".join(lines)
+
+
+def describe_checkpoints(checked: CheckedStudy, answers: Answers) -> str:
+    """Describe what the checkpoints of a trial take on disk, in a line like `describe_memory`'s."""
+    given = checked.config.checkpoint
+    assert given is not None
+    label = f"  {'saved':<11} every {fmt.value_text(given.every_minutes)} minutes"
+    answer = ask_memory(checked.config, answers)
+    if answer.memory is None:
+        return f"{label}; what a checkpoint takes is not estimated: {answer.why_none}"
+    smallest, largest = (
+        fmt.memory_text(size / BYTES_PER_GIB)
+        for size in checkpoint_bytes(checked.space, answer.memory)
+    )
+    span = smallest if smallest == largest else f"{smallest} to {largest}"
+    return (
+        f"{label}; a trial's checkpoint takes about {span} GiB on disk, and two are there while one"
+        " is written"
+    )
 
 
 def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) -> Iterator[str]:

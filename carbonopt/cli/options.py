@@ -5,19 +5,7 @@ from typing import Annotated
 
 import typer
 
-from carbonopt.core.errors import BadInput
-
-
-def user_path(text: str) -> Path:
-    """Return the path that a user means by a text, with ~ expanded.
-
-    A shell does not expand ~ in --out=~/runs, and nobody dares to remove a folder called ~.
-    """
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise BadInput(f"the path {text!r} can't be used: {error}") from error
-
+from carbonopt.core.files import user_path
 
 StudyFile = Annotated[
     Path, typer.Argument(metavar="STUDY.yaml", help="The study file.", parser=user_path)

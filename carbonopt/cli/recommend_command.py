@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from carbonopt.api.study_folder import pipeline_in, pipeline_view, read_study_folder
 from carbonopt.cli.answers import print_pipeline, print_recommendation
 from carbonopt.cli.exit_codes import check_output, exit_by
 from carbonopt.cli.options import AsJson, StorageUrl, StudyDir
-from carbonopt.cli.reading import pipeline_in, pipeline_view, read_study_folder
 from carbonopt.core.errors import BadInput
 
 
@@ -30,19 +30,16 @@ def recommend(
                 " of them."
             )
         exit_by(print_pipeline(pipeline_view(pipeline), as_json=as_json))
-    paths, data = read_study_folder(study_dir, storage)
+    paths, data = read_study_folder(study_dir, storage, for_answer=True)
     if not as_json:
         from carbonopt.storage.folder import is_locked
 
         exit_by(print_recommendation(data, target, running=is_locked(paths)))
     from carbonopt.report.assemble import top
+    from carbonopt.report.document import with_caveats
     from carbonopt.report.study_view import StudyView
 
     study = StudyView(data, target)
-    caveats = [caveat.as_json() for caveat in top(study).caveats]
-    print(
-        json.dumps(
-            {**study.recommendation.as_json(), "caveats": caveats}, indent=2, allow_nan=False
-        )
-    )
+    answer = with_caveats(study.recommendation.as_json(), top(study).caveats)
+    print(json.dumps(answer, indent=2, allow_nan=False))
     exit_by(study.recommendation.met)

@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
-from carbonopt.cli.options import StorageUrl, StudyDir, user_path
-from carbonopt.cli.reading import pipeline_in, read_study_folder
-from carbonopt.cli.writing_reports import (
+from carbonopt.api.report_files import (
     refuse_other_files,
     write_pipeline_report,
     write_study_report,
 )
+from carbonopt.api.study_folder import pipeline_in, read_study_folder
+from carbonopt.cli.options import StorageUrl, StudyDir
+from carbonopt.core.files import user_path
 
 
 def report(

@@ -34,6 +34,7 @@ def run_in_jobs(
     storage: str | None,
     arguments: list[str],
     interrupted: Callable[[], bool],
+    print_if_ended: Callable[[], int | None],
     *,
     begins_in_s: int,
     detach: bool,
@@ -43,6 +44,8 @@ def run_in_jobs(
     Args:
         arguments: Further arguments of the command in the jobs, besides the study file and the
             folder.
+        print_if_ended: Prints the result of a study that has ended, and returns its exit code;
+            None: the study goes on.
         begins_in_s: Seconds before which Slurm does not begin the jobs.
         detach: Whether to return as soon as the jobs are submitted.
 
@@ -54,28 +57,18 @@ def run_in_jobs(
         CarbonoptError: If the jobs were ended before their command could end.
         StudyInterrupted: Soon after `interrupted` returned True; the jobs go on.
     """
-    launch = config.launch
-    assert isinstance(launch, SlurmLaunch)
-    _check(launch, paths, storage)
+    assert isinstance(config.launch, SlurmLaunch)
+    _check(config.launch, paths, storage)
     jobs = Jobs(paths)
     alive = jobs.alive()
-    # A job that was cancelled is replaced; a worker that had nothing left to do is not.
-    missing = [
-        number
-        for number in range(launch.workers)
-        if number not in alive and not (alive and jobs.is_done(number))
-    ]
-    submitted = f"going on with job {', '.join(alive.values())}"
-    if missing:
-        command = command_in_job(
-            os.path.realpath(study_file), "--out", os.path.realpath(paths.root), *arguments
-        )
-        # A running leader has the folder.
-        with nullcontext() if 0 in alive else own_folder(paths):
-            alive = jobs.submit(launch, config.name, command, missing, begins_in_s)
-        submitted = f"submitted job {', '.join(alive[number] for number in missing)}"
-        if begins_in_s:
-            submitted += f", which begins in {human_duration(begins_in_s)} at the earliest"
+    if not alive:
+        code = print_if_ended()
+        if code is not None:
+            return code
+    command = command_in_job(
+        os.path.realpath(study_file), "--out", os.path.realpath(paths.root), *arguments
+    )
+    alive, submitted = _submit_missing(config, paths, jobs, alive, command, begins_in_s)
     ends = f"`scancel {' '.join(alive.values())}` ends it"
     if detach:
         print(f"{submitted}; the same command without --detach follows it, {ends}.")
@@ -83,11 +76,45 @@ def run_in_jobs(
     print(f"{submitted}; Ctrl-C leaves it running, {ends}.", file=sys.stderr, flush=True)
     leader = alive[0] if 0 in alive else next(iter(alive.values()))
     _follow(jobs, leader, interrupted)
-    if (code := jobs.exit_code()) is None:
+    code = jobs.exit_code()
+    if code is None:
         log = jobs.log(leader)
         ended = f"job {leader} was ended before the study; what it had stored counts"
         raise CarbonoptError(f"{ended}, and the same command submits another one (log: {log}).")
     return code
+
+
+def _submit_missing(
+    config: StudyConfig,
+    paths: StudyPaths,
+    jobs: Jobs,
+    alive: dict[int, str],
+    command: list[str],
+    begins_in_s: int,
+) -> tuple[dict[int, str], str]:
+    """Submit a job for each worker that has none.
+
+    A job that was cancelled is replaced; a worker that had nothing left to do is not.
+
+    Returns:
+        The ids of all jobs by the worker's number, and what was done, in words.
+    """
+    launch = config.launch
+    assert isinstance(launch, SlurmLaunch)
+    missing = [
+        number
+        for number in range(launch.workers)
+        if number not in alive and not (alive and jobs.is_done(number))
+    ]
+    if not missing:
+        return alive, f"going on with job {', '.join(alive.values())}"
+    # A running leader has the folder.
+    with nullcontext() if 0 in alive else own_folder(paths):
+        alive = jobs.submit(launch, config.name, command, missing, alive, begins_in_s)
+    submitted = f"submitted job {', '.join(alive[number] for number in missing)}"
+    if begins_in_s:
+        submitted += f", which begins in {human_duration(begins_in_s)} at the earliest"
+    return alive, submitted
 
 
 def _check(launch: SlurmLaunch, paths: StudyPaths, storage: str | None) -> None:

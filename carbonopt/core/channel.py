@@ -27,6 +27,8 @@ WORKLOAD = "CARBONOPT_WORKLOAD"  # workload whose script is forked, as JSON
 RANKS = "CARBONOPT_RANKS"  # number of ranks that the study launches
 # steps of the training in the study file; empty: the script gives them
 TOTAL_STEPS = "CARBONOPT_TOTAL_STEPS"
+# set: the script may go on from a checkpoint of its own, which an earlier attempt has made
+CONTINUES = "CARBONOPT_CONTINUES"
 GPU_UUIDS = "CARBONOPT_GPU_UUIDS"  # UUIDs of the measured GPUs from NVML, with commas
 
 FailureKind = Literal["out_of_memory", "diverged", "bad_input", "crash"]

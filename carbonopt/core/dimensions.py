@@ -54,8 +54,18 @@ LR_SCHEDULERS = (
     "inverse_sqrt",
     STABLE_DECAY,
 )
-ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+ATTENTION = (
+    "eager",
+    "sdpa",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flex_attention",
+    "varlen",  # ours, for packed rows
+)
 LARGEST_INT = 10**9
+# The dimensions that decide how many steps a training makes if carbonopt trains: the number is
+# epochs × sequences ÷ batch.
+STEPS_FOLLOW: tuple[str, ...] = ("epochs", "global_batch_size")
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Dimension:
     """The facts about a dimension that are known before any trial has run."""
 
     label: str  # a short name for people, for lines with many dimensions
-    # what it affects beside the setting itself; without quality, it leaves the quality alone
+    # what changes with its value; without "quality" among them, the trained model stays as good
     affects: tuple[Affects, ...]
     # all values that it can have; empty: it is a number from `lowest` to `highest`
     choices: tuple[Scalar, ...] = ()
@@ -156,18 +166,20 @@ class TrialParams(Frozen, extra="allow"):
     """The configuration of a trial.
 
     A step is an optimizer step. The fields up to `world_size` are in every record of a trial that
-    carbonopt trains. The others are there only where the study file names them (None: Hugging
-    Face's default). A script's trial has the fields that its study file names, and dimensions that
-    its user has invented.
+    carbonopt trains. The others are there only where the study file names them; None is the
+    default that docs/study-file.md gives for each. A script's trial has the fields that its study
+    file names, and dimensions that its user has invented.
     """
 
     __pydantic_extra__: dict[str, Scalar]
 
-    global_batch_size: Annotated[  # examples per step, over all ranks
+    global_batch_size: Annotated[
         int | None,
         _batch_size("batch", ("quality", "cost"), required=True, deepspeed=("train_batch_size",)),
     ] = None
-    micro_batch_size_per_gpu: Annotated[  # examples per forward pass and rank
+    """Examples per optimizer step, over all ranks."""
+
+    micro_batch_size_per_gpu: Annotated[
         int | None,
         _batch_size(
             "micro batch",
@@ -176,28 +188,38 @@ class TrialParams(Frozen, extra="allow"):
             deepspeed=_MICRO_BATCH_KEYS,
         ),
     ] = None
+    """Examples per forward pass and rank."""
+
     learning_rate: Annotated[
         float | None,
         Dimension("lr", ("quality",), above=True, required=True, argument="learning_rate"),
     ] = None
+    """The learning rate at its peak, before `learning_rate_scaling`."""
+
     epochs: Annotated[
         float | None,
         Dimension("epochs", ("quality",), above=True, required=True, argument="num_train_epochs"),
     ] = None
+    """Passes over the training examples; fractions are allowed."""
+
     zero_stage: Annotated[
         ZeroStage | None,
         Dimension(
             "ZeRO", _SYSTEM, get_args(ZeroStage), integer=True, default=1, deepspeed=_ZERO_KEYS
         ),
     ] = 1
+    """DeepSpeed's ZeRO stage, which says what the ranks share among them."""
+
     offload: Annotated[
         Offload | None,
         Dimension("offload", _SYSTEM, get_args(Offload), default="none", deepspeed=_OFFLOAD_KEYS),
     ] = "none"
-    # the number of ranks; without it in the space, all ranks that the launch has for a trial
+    """The parts of the training that ZeRO keeps in the CPU's memory."""
+
     world_size: Annotated[
         int, Dimension("ranks", _SYSTEM, lowest=1, integer=True, feature=math.log2)
     ] = 1
+    """The number of ranks. Left out: all that the launch has for a trial."""
 
     gradient_checkpointing: Annotated[
         bool | None,
@@ -209,12 +231,16 @@ class TrialParams(Frozen, extra="allow"):
             decided_by=("activation_checkpointing",),  # its name from transformers 5 on
         ),
     ] = None
+    """Computes activations again in the backward pass, to save memory."""
+
     precision: Annotated[
         Precision | None,
         Dimension(
             "precision", _ALL, get_args(Precision), deepspeed=("bf16.enabled", "fp16.enabled")
         ),
     ] = None
+    """The number format of the training."""
+
     weight_decay: Annotated[
         float | None,
         Dimension(
@@ -224,7 +250,9 @@ class TrialParams(Frozen, extra="allow"):
             argument="weight_decay",
         ),
     ] = None
-    warmup_ratio: Annotated[  # share of the steps
+    """The optimizer's weight decay."""
+
+    warmup_ratio: Annotated[
         float | None,
         _of_steps(
             "warm-up",
@@ -234,15 +262,20 @@ class TrialParams(Frozen, extra="allow"):
             acts_with=lambda lr_scheduler: lr_scheduler not in _WITHOUT_WARMUP,
         ),
     ] = None
+    """The share of the steps in which the learning rate rises."""
+
     lr_scheduler: Annotated[
         str | None,
         Dimension("lr scheduler", ("quality",), LR_SCHEDULERS, argument="lr_scheduler_type"),
     ] = None
-    # how the learning rate grows with the ranks: × 1, × √ranks, × ranks
+    """The course of the learning rate over the steps."""
+
     learning_rate_scaling: Annotated[
         RateScaling | None, Dimension("lr scaling", ("quality",), get_args(RateScaling))
     ] = None
-    decay_ratio: Annotated[  # share of the steps in which warmup_stable_decay falls
+    """The growth of the learning rate with the ranks: × 1, × √ranks or × ranks."""
+
+    decay_ratio: Annotated[
         float | None,
         Dimension(
             "decay",
@@ -254,6 +287,8 @@ class TrialParams(Frozen, extra="allow"):
             acts_with=lambda lr_scheduler: lr_scheduler == STABLE_DECAY,
         ),
     ] = None
+    """The share of the steps in which the rate of `warmup_stable_decay` falls."""
+
     optimizer: Annotated[
         Optimizer | None,
         # The Trainer makes AdamW itself; Muon is made here and given to it.
@@ -266,7 +301,8 @@ class TrialParams(Frozen, extra="allow"):
             to_argument=lambda value, steps: "adamw_torch_fused",
         ),
     ] = None
-    # set in all places where the model has dropout; None: as the model's configuration says
+    """AdamW, or Muon for the matrices of hidden layers."""
+
     dropout: Annotated[
         float | None,
         Dimension(
@@ -277,8 +313,8 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_NOT_COMPARED,
         ),
     ] = None
-    # mean age of the weights that are evaluated, as a share of the steps so far; 0: the last
-    # weights
+    """Dropout in all places where the model has it. Left out: as its configuration says."""
+
     weight_averaging: Annotated[
         float | None,
         Dimension(
@@ -289,6 +325,9 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_NOT_COMPARED,
         ),
     ] = None
+    """The mean age of the averaged weights that are evaluated, as a share of the steps so far; 0:
+    the last weights."""
+
     # torch_compile_backend and torch_compile_mode switch it on, too
     torch_compile: Annotated[
         bool | None,
@@ -300,24 +339,35 @@ class TrialParams(Frozen, extra="allow"):
             decided_by=("torch_compile_backend", "torch_compile_mode"),
         ),
     ] = None
+    """Compiles the model with `torch.compile`."""
+
     attention_implementation: Annotated[str | None, Dimension("attention", _SYSTEM, ATTENTION)] = (
         None
     )
+    """The kernel of the attention."""
+
     output_layer: Annotated[
         OutputLayer | None, Dimension("output layer", _ALL, get_args(OutputLayer))
     ] = None
-    float8: Annotated[  # the products of the blocks' linear layers, in training
+    """The computation of the output layer and the loss: whole or in parts."""
+
+    float8: Annotated[
         Float8 | None, Dimension("float8", _ALL, get_args(Float8), tasks=_NOT_COMPARED)
     ] = None
-    lora_rank: Annotated[  # 0: no LoRA, all weights are trained
+    """The scaling to float8 of the products of the blocks' linear layers in training."""
+
+    lora_rank: Annotated[
         int | None,
         Dimension("LoRA rank", _ALL, integer=True, feature=lambda value: math.log(value + 1)),
     ] = None
-    # weight of the deviation from the model that DPO begins with (arXiv 2305.18290, equation 7)
+    """The rank of the trained LoRA; 0: all weights are trained."""
+
     beta: Annotated[
         float | None, Dimension("beta", ("quality",), above=True, feature=math.log, tasks=_DPO)
     ] = None
-    # share of the pairs that are taken to be labelled the wrong way round
+    """The weight of the deviation from the model that DPO begins with (arXiv 2305.18290,
+    equation 7)."""
+
     label_smoothing: Annotated[
         float | None,
         Dimension(
@@ -328,7 +378,9 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_DPO,
         ),
     ] = None
-    num_generations: Annotated[  # completions of each prompt, which are compared with each other
+    """The share of the pairs that are taken to be labelled the wrong way round."""
+
+    num_generations: Annotated[
         int | None,
         Dimension(
             "generations",
@@ -339,7 +391,9 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_RLHF,
         ),
     ] = None
-    max_completion_length: Annotated[  # tokens, in training
+    """Completions of each prompt, which are compared with each other."""
+
+    max_completion_length: Annotated[
         int | None,
         Dimension(
             "completion",
@@ -350,7 +404,8 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_RLHF,
         ),
     ] = None
-    # weight of the divergence from the model that training begins with; 0: it doesn't count
+    """The most tokens of a completion in training."""
+
     kl_coefficient: Annotated[
         float | None,
         Dimension(
@@ -360,6 +415,8 @@ class TrialParams(Frozen, extra="allow"):
             tasks=_RLHF,
         ),
     ] = None
+    """The weight of the divergence from the model that training begins with; 0: it doesn't
+    count."""
 
     @property
     def own(self) -> dict[str, Scalar]:
@@ -520,6 +577,22 @@ def affecting(
         return only is None or (what == "quality") == (only == "quality")
 
     return tuple(filter(affects, names))
+
+
+def affecting_run_cost(
+    names: Collection[str], stated: Mapping[str, StatedAffects] | None = None
+) -> tuple[str, ...]:
+    """Return the dimensions that affect what a whole training costs.
+
+    They affect what a step costs, or the number of steps. Trainings that differ in none of them
+    cost the same, up to what their measurements scatter.
+
+    Args:
+        names: the dimensions to choose from.
+        stated: as for `affecting`.
+    """
+    of_a_step = affecting("cost", names, stated)
+    return tuple(name for name in names if name in of_a_step or name in STEPS_FOLLOW)
 
 
 def rate_decays(lr_scheduler: str, warmup: float) -> bool:

@@ -1,12 +1,38 @@
-"""Every error that carbonopt raises on purpose.
+"""The errors that many rooms raise on purpose, the base of all others, and text for them.
 
 The command line turns each into one sentence and its exit code.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
+
+# The exit codes of the command line. 0 and 3: the study ended, and a trial met the target or none
+# did. 1 is for everything that the others don't name.
+EXIT_MET, EXIT_OTHER, EXIT_BAD_INPUT, EXIT_NOT_MET, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+
+# System errors when a disk is full, or the machine fails.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FAILING = (
+    errno.EAGAIN,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+)
+
+
+def system_reason(error: OSError) -> str:
+    """Return why the system refused something, with the file that it refused."""
+    named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{named}{error.strerror or error}"
 
 
 def shortened(value: Any) -> str:
@@ -15,6 +41,22 @@ def shortened(value: Any) -> str:
         return f"a whole number of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def as_servers_read(text: str) -> str:
+    """Return an address with %40, and the wide forms of @ that Unicode has, as @."""
+    return unicodedata.normalize("NFKC", unquote(text))
+
+
+def may_hold_password(text: str) -> bool:
+    """Return whether a text may have an address in it, and a password in the address."""
+    read = as_servers_read(text)
+    return "@" in read or "://" in read
+
+
+def shown(value: Any) -> str:
+    """Return a value as `shortened` does, unless it may hold a password."""
+    return "text that may hold a password" if may_hold_password(repr(value)) else shortened(value)
 
 
 def printable(text: str) -> str:
@@ -30,7 +72,7 @@ def printable(text: str) -> str:
 class CarbonoptError(Exception):
     """The base class; `exit_code` is the exit code of the command line."""
 
-    exit_code = 1
+    exit_code = EXIT_OTHER
 
 
 class BadInput(CarbonoptError):
@@ -43,7 +85,7 @@ class BadInput(CarbonoptError):
             no single key.
     """
 
-    exit_code = 2
+    exit_code = EXIT_BAD_INPUT
 
     def __init__(self, text: str, keys: Sequence[str] = ()) -> None:
         super().__init__(text)
@@ -57,12 +99,17 @@ class MeasurementError(CarbonoptError):
     """
 
 
+class MachineLost(CarbonoptError):
+    """The connection to one of a launch's machines was lost, or its agent doesn't answer."""
+
+
 class StudyInterrupted(CarbonoptError):
     """The request to end the study (Ctrl-C, SIGTERM); the same command goes on with it."""
 
-    exit_code = 130
+    exit_code = EXIT_INTERRUPTED
 
 
+INTERRUPTED = "interrupted; run the same command again to resume."
 BEFORE_A_TRIAL = (
     "interrupted before this command started a trial; run the same command again to resume."
 )

@@ -8,7 +8,8 @@ switches the meter; an evaluation waits for the answer to go on or to stop.
 from typing import Any, get_args
 
 from carbonopt.core.channel import FailureKind
-from carbonopt.core.trial import EvalPoint, Kernels, Phase, Prediction, Stage
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.trial import Kernels, Phase, Prediction, Stage
 from carbonopt.core.values import Finite, Frozen, Whole
 
 
@@ -55,6 +56,24 @@ class Probed(Frozen):
     cpu_wait_fraction: float | None = None
 
 
+class Continued(Frozen):
+    """The trial goes on after `step`, from the checkpoint of an earlier attempt."""
+
+    step: Whole
+
+
+class Saved(Frozen):
+    """A checkpoint of the training after `step` is written."""
+
+    step: Whole
+
+
+class Remarked(Frozen):
+    """The trial goes on, but the user should know this."""
+
+    text: str  # one sentence without its full stop
+
+
 class Finished(Frozen):
     summary: dict[str, Any]
 
@@ -74,7 +93,19 @@ class Exited(Frozen):
     code: int
 
 
-Event = PhaseChanged | StageBegun | Progress | Evaluated | Probed | Finished | Failed | Exited
+Event = (
+    PhaseChanged
+    | StageBegun
+    | Progress
+    | Evaluated
+    | Probed
+    | Continued
+    | Saved
+    | Remarked
+    | Finished
+    | Failed
+    | Exited
+)
 
 SPOKEN: dict[str, type[Frozen]] = {
     event.__name__: event for event in get_args(Event) if event is not Exited

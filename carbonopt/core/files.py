@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from carbonopt.core.errors import BadInput
+from carbonopt.core.errors import BadInput, shortened
 
 REPORT_JSON = Path("data") / "report.json"  # tells a report's folder from any other
 
@@ -26,6 +26,47 @@ _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
 }
+
+
+def user_path(given: object, what: str = "the path") -> Path:
+    """Return the path that a user gives, with ~ expanded.
+
+    A shell does not expand ~ in --out=~/runs, nor does Python, and nobody dares to remove a folder
+    called ~.
+
+    Args:
+        given: a text or a path object.
+        what: the option or the argument in the user's words, for the error.
+
+    Raises:
+        BadInput: if it is neither, is empty, has a NUL character, or begins with the home of a user
+            that this machine doesn't know.
+    """
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise BadInput(f"{what} must be a path, as text, but got {shortened(given)}.")
+    if not text or "\0" in text:
+        raise BadInput(
+            f"{what} must be a path with no NUL character in it, but got {shortened(text)}; give"
+            " another."
+        )
+    try:
+        return expanded(text)
+    except RuntimeError as error:
+        raise BadInput(
+            f"{what} must not begin with the home of an unknown user, but got {shortened(text)};"
+            " write ./ before a name that begins with ~."
+        ) from error
+
+
+def expanded(text: str) -> Path:
+    """Return the path of a text, with ~ expanded; in ./~a it is a part of a name.
+
+    Raises:
+        RuntimeError: if it begins with the home of an unknown user.
+    """
+    # pathlib drops the ./ and would expand the ~ after it
+    return Path(text).expanduser() if text.startswith("~") else Path(text)
 
 
 def is_file(path: Path) -> bool:

@@ -18,7 +18,7 @@ _OF_OTHERS = re.compile(
     r"^(\S*\.)?(DistBackendError|DistNetworkError|BrokenPipeError|ConnectionResetError)\b"
     r"|Connection (closed|reset) by peer"
 )
-_LONGEST_LINE = 500  # most characters of a line that are shown
+_LONGEST_LINE = 500  # largest number of characters shown of a line
 
 
 def last_error(said: str) -> str:

@@ -29,6 +29,7 @@ class Quality:
     # True if search.pruning.target is on by default: only where recorded curves show that it is
     # right (reports/search.md).
     stops_for_target: bool = False
+    is_share_of_examples: bool = False  # of the evaluation examples, each of which counts alike
 
     @property
     def bound_word(self) -> str:
@@ -108,7 +109,7 @@ class Quality:
         return math.log(value) if self.value_of_mean == "exp" else self.rank(value)
 
     def unscaled(self, scaled: float) -> float:
-        """Return the value that has a scaled value: the inverse of `scaled`.
+        """Undo `scaled`: return the value whose scaled value this is.
 
         The mean of values is `unscaled` of the mean of `scaled`.
         """
@@ -119,13 +120,15 @@ class Quality:
         return value * deviation if self.value_of_mean == "exp" else deviation
 
     def worse_by(self, value: float, reference: float) -> float:
-        """Return the share of a reference by which a value is worse.
+        """Return the share of a reference's size by which a value is worse.
 
-        It is negative if the value is better; a value is better than 0 by an infinite share.
+        It is negative if the value is better. Any difference from 0 is an infinite share of it.
         """
         if not reference:
-            return 0.0 if value == reference else -math.inf
-        return value / reference - 1 if self.direction == "minimize" else 1 - value / reference
+            difference = self.rank(value)
+            return math.copysign(math.inf, difference) if difference else 0.0
+        share = value / reference - 1 if self.direction == "minimize" else 1 - value / reference
+        return share if reference > 0 else -share
 
     def text(self, value: float | None) -> str:
         """Return a value with four significant digits, zeros at the end included.
@@ -152,8 +155,9 @@ class Quality:
         return f"{loss:.3g}{unit}"
 
     def relaxed(self, value: float, share: float) -> float:
-        """Return a value that is worse than this one by a share of it."""
-        return value * (1 + share if self.direction == "minimize" else 1 - share)
+        """Return a value that is worse than this one by a share of its size."""
+        worse = share * abs(value)
+        return value + worse if self.direction == "minimize" else value - worse
 
     def beyond(self, value: float) -> str | None:
         """Return the bound that a value breaks, in words; None if it breaks none.
@@ -209,6 +213,7 @@ ACCURACY = Quality(
     label="Accuracy",
     definition="Accuracy is the share of the evaluation examples that were predicted right.",
     direction="maximize",
+    is_share_of_examples=True,
     lowest=0.0,
     highest=1.0,
 )
@@ -232,6 +237,7 @@ EXACT_MATCH = Quality(
         " expected one; runs of white space count as one space."
     ),
     direction="maximize",
+    is_share_of_examples=True,
     lowest=0.0,
     highest=1.0,
     stops_for_target=True,
@@ -244,6 +250,7 @@ CANONICAL_MATCH = Quality(
         " expected one after sqlglot has brought both into one form."
     ),
     direction="maximize",
+    is_share_of_examples=True,
     lowest=0.0,
     highest=1.0,
 )
@@ -255,6 +262,7 @@ EXECUTION_MATCH = Quality(
         " same rows from the database as the expected one."
     ),
     direction="maximize",
+    is_share_of_examples=True,
     lowest=0.0,
     highest=1.0,
 )
@@ -266,6 +274,7 @@ PREFERENCE_ACCURACY = Quality(
         " above the rejected one."
     ),
     direction="maximize",
+    is_share_of_examples=True,
     lowest=0.0,
     highest=1.0,
 )

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from carbonopt.core.errors import shortened
 
 _NAMED = 40  # the most names that an error lists
+_UNSHOWN = "track"  # the part of a study file whose addresses may hold a password
 
 
 def hint(unknown: str, known: Sequence[str]) -> str:
@@ -44,22 +45,40 @@ def first_error(error: ValidationError) -> str:
 
 
 def first_refusal(
-    error: ValidationError, known: _KnownKeys = lambda place: (), unnamed: Collection[str] = ()
+    error: ValidationError, known: _KnownKeys | None = None, unnamed: Collection[str] = ()
 ) -> Refusal:
     """Return the first thing that is wrong.
 
     Args:
         error: the error of pydantic.
-        known: returns the known keys at a place.
+        known: returns the known keys at a place; None: they are not named.
         unnamed: parts of places that are pydantic's and no key.
     """
     # A misspelt required key has two errors, missing and unknown; only the latter helps the user.
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     loc = [part for part in first["loc"] if part not in unnamed]
-    return Refusal(_sentence(first, loc, known), tuple(loc))
+    sentence = _sentence_without_value if loc[:1] == [_UNSHOWN] else _sentence
+    return Refusal(sentence(first, loc, known), tuple(loc))
 
 
-def _sentence(first: Any, loc: list[Any], known: _KnownKeys) -> str:
+def _sentence_without_value(first: Any, loc: list[Any], known: _KnownKeys | None) -> str:
+    """Say what is wrong with a value that may hold a password, and show none of it."""
+    where, key = ".".join(map(str, loc)), str(loc[-1])
+    if first["type"] == "extra_forbidden" and not re.fullmatch("[A-Za-z0-9_]{1,40}", key):
+        above = ".".join(map(str, loc[:-1]))
+        named = "" if known is None else f"; {hint('', known(loc[:-1]))}"
+        return f"{above} has an unknown key, which may hold a password{named}"
+    if first["type"] in ("extra_forbidden", "missing") or first["input"] is None:
+        return _sentence(first, loc, known)
+    said, _, _ = _sentence(first, loc, known).partition(", but got")
+    keys = known(loc) if known is not None and first["type"].startswith("model") else ()
+    if keys:
+        said = f"{where}: must have the keys {', '.join(keys)}"
+    said = said.removesuffix(".")
+    return f"{said}; what was found isn't shown, because it may hold a password."
+
+
+def _sentence(first: Any, loc: list[Any], known: _KnownKeys | None) -> str:
     where, message = (
         ".".join(map(str, loc)) or "the whole",
         first["msg"].removeprefix("Value error, "),
@@ -69,7 +88,8 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys) -> str:
             list_ = f"a list is written in brackets, such as [1, {loc[-1]}]"
             return f"unknown key {where}; {list_}."
         case "extra_forbidden":
-            return f"unknown key {where}; {hint(str(loc[-1]), known(loc[:-1]))}"
+            advice = "." if known is None else f"; {hint(str(loc[-1]), known(loc[:-1]))}"
+            return f"unknown key {where}{advice}"
         case _ if first["input"] is None and first["type"].endswith("_type"):
             return f"{where} is empty; give its value."
         case "missing":

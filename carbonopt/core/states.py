@@ -46,8 +46,8 @@ class StopReason(StrEnum):
 class Phase(StrEnum):
     """The phases that energy is booked to.
 
-    A trial has setup, train and eval. Prepare and gap are the study's own. What remains of the
-    reading of the study's cores is other work.
+    A trial has setup, train and eval. Prepare and gap are the study's own. All other energy that is
+    read for the study's cores is booked to `other`.
     """
 
     # before a worker's first trial, in each call: reading and tokenizing the data set, compiling
@@ -56,8 +56,8 @@ class Phase(StrEnum):
     # between trials; while a trial runs, the study's own processes and GPUs that no trial uses
     GAP = "gap"
     OTHER = "other"  # used on the study's cores by programs that are not the study's
-    # a trial's start, and what is no training later: checkpoints, a script's work after its last
-    # step, the end of the processes
+    # a trial's start, and its later work that is neither training nor evaluation: saving
+    # checkpoints, a script's work after its last step, the end of the processes
     SETUP = "setup"
     TRAIN = "train"
     EVAL = "eval"
@@ -78,7 +78,7 @@ class Stage(StrEnum):
     ENGINE = "engine"  # the Trainer, DeepSpeed's engine, the optimizer
     # the first optimizer step, with compilation and whatever else only that one does
     COMPILE = "compile"
-    GENERATION = "generation"  # generating the completions to train on, in all steps
+    GENERATION = "generation"  # generating the completions to train on, in the other steps
     STEPS = "steps"  # the other steps
     EVALUATION = "evaluation"
     SAVING = "saving"  # checkpoints

@@ -1,10 +1,10 @@
 """The values that describe a trial, which all packages pass on; they make up the exported record.
 
 They are frozen, and their names have units. `None` means not measured, and 0 means measured as
-zero.
+zero. States, phases and stages are imported from here, too; only the modules that a user's own
+script reads take them from `core.states`, which needs no pydantic.
 """
 
-import itertools
 import json
 import math
 from typing import Annotated, Any, Literal, Self
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.evaluations import Evaluations, KnownEnd, StoredEvaluations, check_evaluations
 from carbonopt.core.quality import QUALITIES, Quality, Target, quality_of
 from carbonopt.core.states import CPU_CONTENTION_FROM
 from carbonopt.core.states import TRIAL_PHASES as TRIAL_PHASES
@@ -22,45 +23,7 @@ from carbonopt.core.states import StopReason as StopReason
 from carbonopt.core.states import TrialState as TrialState
 from carbonopt.core.values import Finite, Frozen, Whole
 
-
-class EvalPoint(Frozen):
-    step: Whole
-    # training tokens seen so far, over all ranks; None: a replay that does not have them
-    tokens: Whole | None
-    value: float | None  # value of the quality; None: it was NaN or infinite
-    sum: float | None  # the sum over all ranks that makes the value; None: it was NaN or infinite
-    count: int = Field(ge=1)  # the number of examples or tokens that the sum is over
-    train_energy_kwh: Finite | None = None  # energy of the training window up to here
-    # values of other qualities from the same evaluation, by name
-    other_qualities: dict[str, float] = Field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        quality: Quality,
-        total: float,
-        count: int,
-        *,
-        step: int,
-        tokens: int | None,
-        **others: float,
-    ) -> "EvalPoint":
-        """Make an evaluation from a sum over all ranks and its count.
-
-        Args:
-            others: values of other qualities, by name.
-        """
-        value, summed = (
-            x if math.isfinite(x) else None for x in (quality.value(total, count), total)
-        )
-        finite = {name: other for name, other in others.items() if math.isfinite(other)}
-        return cls(
-            step=step, tokens=tokens, count=count, value=value, sum=summed, other_qualities=finite
-        )
-
-    def loss(self, quality: Quality) -> float:
-        """Return the loss as `Quality.loss` does; NaN where the sum was not finite."""
-        return math.nan if self.sum is None else quality.loss(self.sum / self.count)
+START_TRIAL = 0  # number of the trial that runs the start configuration, if a study has one
 
 
 class Prediction(Frozen):
@@ -96,6 +59,10 @@ class QualityResult(Frozen):
         if problem := self.of.problem(self.value, self.sum, self.count):
             raise ValueError(problem)
         return self
+
+    def known_end(self, total_steps: int | None) -> KnownEnd:
+        """Return what a complete trial's last evaluation must be."""
+        return KnownEnd(self.value, self.sum, self.count, total_steps)
 
     @property
     def of(self) -> Quality:
@@ -165,7 +132,8 @@ Measured = Annotated[float, Field(allow_inf_nan=False)]
 class StageCost(Frozen):
     """The duration and the energy of a stage.
 
-    A stage shorter than the counters' ticks (0.1 s) has the energy of the tick that fell into it.
+    A stage that is too short for a reading of its own has a part of the next stage's energy, by
+    their times.
     """
 
     duration_s: Measured = 0.0
@@ -224,7 +192,8 @@ class Forecast(Frozen):
     value: Measured  # the predicted value of the quality
     sds_short: Finite  # by how many of its standard deviations the forecast misses the target
     sds_needed: Finite  # so many standard deviations were required
-    # complete trials whose loss fell at least as low; their forecasts decided `sds_needed`
+    # complete trials whose loss fell at least as low as this trial's had by that step; the errors
+    # of their own forecasts decided `sds_needed`
     checked_trials: Whole
 
 
@@ -245,7 +214,7 @@ class TrialRecord(Frozen):
     duration_s: Durations | None = None
     # the stages add up to both totals above; None: a replay, or not measured
     stages: dict[Stage, StageCost] | None = None
-    evals: tuple[EvalPoint, ...] = ()
+    evals: Evaluations = ()
     # a few of the last evaluation's predictions; empty: the task generates no text
     predictions: tuple[Prediction, ...] = ()
     peak_memory_gib: Finite | None = None  # the rank that needed most
@@ -256,7 +225,7 @@ class TrialRecord(Frozen):
     kernels: Kernels | None = None
     failure: Failure | None = None
     started_at: str | None = None  # ISO 8601, UTC
-    # the call of `carbonopt run` that ran it, named as in its session; None: not noted
+    # the worker of a call of `carbonopt run` that ran it, named as in its session; None: not noted
     worker: str | None = None
     nodes: tuple[NodeReadings, ...] = ()  # the nodes where it ran; empty: a replay, or not noted
     # by phase (setup, train and eval); None: no GPU was measured
@@ -275,6 +244,8 @@ class TrialRecord(Frozen):
     # energy that interrupted attempts of this trial had used
     earlier_attempts_energy_kwh: Finite = 0.0
     earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of that energy
+    # steps after which it went on from a checkpoint; what was done again counts as earlier attempts
+    continued_at_steps: tuple[Whole, ...] = ()
     total_steps: Whole | None = None  # optimizer steps the whole trial would have
     # files that earlier trials had changed and the script read or may have read
     inherited_files: tuple[str, ...] = ()
@@ -292,14 +263,15 @@ class TrialRecord(Frozen):
     def _can_be_measured(self) -> "TrialRecord":
         if self.gpu_energy_kwh is not None and self.gpu_energy_kwh.keys() != set(TRIAL_PHASES):
             raise ValueError(f"gpu_energy_kwh must have {', '.join(TRIAL_PHASES)}")
-        for point in self.evals:
-            if problem := self.quality.of.problem(point.value, point.sum, point.count):
-                raise ValueError(f"evals: at step {point.step} {self.quality.name} {problem}")
-        if any(earlier.step >= later.step for earlier, later in itertools.pairwise(self.evals)):
-            raise ValueError(
-                f"evals: steps must rise, but are {[point.step for point in self.evals]}"
-            )
+        if not isinstance(self.evals, StoredEvaluations):  # which are checked when they are read
+            check_evaluations(self.evals, self.quality.of)
         return self
+
+    @property
+    def has_finished(self) -> bool:
+        """True if the trial has ended for good; an interrupted one will be run again."""
+        runs = self.state is TrialState.RUNNING
+        return not runs and self.stop_reason is not StopReason.INTERRUPTED
 
     @property
     def spent_kwh(self) -> float:
@@ -325,13 +297,16 @@ class TrialRecord(Frozen):
 
     @property
     def is_contended(self) -> bool:
-        """Whether other work on the machine slowed the trial; False where that isn't known."""
+        """True if other work on the machine slowed the trial; False where that isn't known."""
         return (self.cpu_wait_fraction or 0.0) >= CPU_CONTENTION_FROM
 
     @property
     def step_kwh(self) -> float | None:
-        """The mean energy of the training's steps after the first; None where it is not known."""
-        others = (self.steps_done or 0) - 1
+        """The mean energy of the training's steps after the first; None where it is not known.
+
+        Each attempt of a trial that went on from a checkpoint has a first step.
+        """
+        others = (self.steps_done or 0) - self.first_steps
         if self.stages is None or others < 1 or Stage.STEPS not in self.stages:
             return None
         steps = self.stages[Stage.STEPS] + self.stages.get(Stage.GENERATION, StageCost())
@@ -339,18 +314,23 @@ class TrialRecord(Frozen):
 
     @property
     def first_step_excess_kwh(self) -> float | None:
-        """The energy of the first step beyond that of a mean one.
+        """The energy of a first step beyond that of a mean one.
 
         It goes into kernels that were compiled or loaded, memory and libraries. It is at least 0,
         as the energy of short stages is no more precise than the meter's readings. A probe that
-        made only one step has all of that step's energy here.
+        made only one step has all of that step's energy here. Of several attempts it is the mean.
         """
         step_kwh = (
             0.0 if (self.stop_reason, self.steps_done) == (StopReason.PROBE, 1) else self.step_kwh
         )
         if self.stages is None or Stage.COMPILE not in self.stages or step_kwh is None:
             return None
-        return max(0.0, self.stages[Stage.COMPILE].energy_kwh - step_kwh)
+        return max(0.0, self.stages[Stage.COMPILE].energy_kwh / self.first_steps - step_kwh)
+
+    @property
+    def first_steps(self) -> int:
+        """The number of first steps: one for each attempt that the trial is made of."""
+        return 1 + len(self.continued_at_steps)
 
     def meets(self, target: Target) -> bool:
         """Return whether the trial ran to its end and reached the target."""
@@ -363,6 +343,7 @@ class TrialRecord(Frozen):
         """
         dumped: dict[str, Any] = json.loads(self.model_dump_json())
         dumped["quality"] = _without_empty(dumped["quality"], "direction")
+        dumped = _without_empty(dumped, "continued_at_steps")
         return {
             **_without_empty(dumped, "predictions"),
             "params": self.params.as_record(),

@@ -1,6 +1,7 @@
 """The types and the base class of frozen values."""
 
 import math
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -38,3 +39,40 @@ class Spread(Frozen):
     standard_deviation: float  # sample standard deviation, with n − 1
     lowest: float
     highest: float
+
+
+_LARGEST = 1e307  # the difference of two floats may exceed what a float holds
+
+
+def as_typed(value: float, low: float, high: float, *, log: bool = False) -> float:
+    """Return a number of a continuous range as somebody would type it, such as 0.0298.
+
+    It is rounded to a thousandth of the range's width or finer. On a logarithmic range it has 3
+    significant digits, unless these are coarser than a hundredth of the width.
+
+    Args:
+        value: the number, from `low` to `high`.
+        log: whether the range is logarithmic.
+    """
+    width = min(high - low, _LARGEST)
+    decimals = 4 + _decimals(width)
+    if log and value > 0 and 10.0 ** -(3 + _decimals(value)) <= 1e-2 * width:
+        decimals = 3 + _decimals(value)
+    return float(min(high, max(low, round(value, decimals))))
+
+
+def _decimals(number: float) -> int:
+    """Return the decimals of a positive number's first digit, less one: 0.03 has 1, 300 has -3."""
+    # The addition is for widths such as 0.0031 - 0.003, which is a little below 0.0001.
+    return -math.floor(math.log10(number) + 1e-9) - 1 if number > 0 else 0
+
+
+def stepped(low: float, high: float, step: float) -> list[Any]:
+    """Return the numbers from `low` to `high` that are so far apart, all of the type of `low`."""
+    count = int((high - low) / step + 1e-9) + 1
+    return [step_of(low, step, index) for index in range(count)]
+
+
+def step_of(low: float, step: float, index: int) -> Any:
+    """Return low + index × step as it is typed: 0.3 for 0.1 and two steps of 0.1."""
+    return type(low)(Decimal(str(low)) + index * Decimal(str(step)))

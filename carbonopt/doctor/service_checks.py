@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from carbonopt.doctor.check_result import Finding, failure, ok, warning
 from carbonopt.doctor.host_checks import disk
-from carbonopt.study.trackers import has_wandb_key, netrc_file
+from carbonopt.study.trackers.wandb_tracker import has_wandb_key, netrc_file
 
 _CONFIG = ".codecarbon.config"
 _CONNECT_S = 3.0

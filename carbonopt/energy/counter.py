@@ -12,7 +12,8 @@ from carbonopt.energy.hardware import Gpu, answering, open_gpus
 from carbonopt.spec.study_data import IdlePower
 
 _IDLE_WINDOWS, _IDLE_WINDOW_S = 5, 1.0
-# Below a second, since ten ticks are a little less than a second as often as a little more.
+# Below a second: ten ticks of 0.1 s take a little more than a second or, as often, a little less,
+# and a window is to end after ten of them in both cases.
 _SHORTEST_WINDOW_S = 0.95
 _POLL_S = 0.002
 # A counter ticks every 0.1 s on an H200; a counter that stands still for this long is dead.

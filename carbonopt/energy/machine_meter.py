@@ -41,8 +41,8 @@ class CounterSnapshot(NamedTuple):
     codecarbon_gpu_kwh: float
     codecarbon_cpu_kwh: float  # the whole machine's CPU energy, as CodeCarbon counts it
     codecarbon_ram_kwh: float  # the whole machine's RAM energy, as CodeCarbon counts it
-    # End of the reading: more than a few ms after `at_s` only where other work leaves this process
-    # no core.
+    # End of the reading, a few ms after `at_s`. It is later only if this process had to wait for a
+    # core that other programs used.
     read_by_s: float
 
 
@@ -51,7 +51,8 @@ class MachineMeter(EnergyWindows):
 
     The GPUs are measured by their own counters, and CPU and RAM by CodeCarbon, which also reads the
     GPUs in the same windows. Setting up takes one to three seconds. Then the first window begins,
-    in phase PREPARE, with the measurement of the GPUs' idle power (six seconds; none without GPUs).
+    in phase PREPARE, with the measurement of the GPUs' idle power (about six seconds; none without
+    GPUs).
 
     Args:
         gpu_indices: the NVML indices of the GPUs.
@@ -138,12 +139,12 @@ class MachineMeter(EnergyWindows):
     def outer(self) -> Reading:
         if self._ended is not None:
             return self._ended
-        self._read(outer=True)
+        self._read(with_outer=True)
         return self._whole()
 
     def parts_and_outer(self, *phases: Phase) -> tuple[dict[Phase, Reading], Reading]:
         if self._ended is None:
-            self._read(outer=True)
+            self._read(with_outer=True)
         return {phase: self._so_far(phase) for phase in phases}, self._ended or self._whole()
 
     def _whole(self) -> Reading:
@@ -161,7 +162,7 @@ class MachineMeter(EnergyWindows):
         if self._ended is not None:
             return
         try:
-            self._close_window(outer=True)
+            self._close_window(with_outer=True)
             self._ended = self._whole()
         finally:
             self._phase = None
@@ -179,11 +180,11 @@ class MachineMeter(EnergyWindows):
             if (utilisation := self._counters.utilisation(self._used)) is not None:
                 self._utilisations.append(utilisation)
 
-    def _read(self, *, outer: bool = False) -> CounterSnapshot:
-        """Read all counters, with `outer` also the outer counters at the same moment."""
+    def _read(self, *, with_outer: bool = False) -> CounterSnapshot:
+        """Read all counters and, with `with_outer`, the outer counters at the same moment."""
         # GPU counters come first: their energy is the one that counts, and they are quicker.
         at_s, counters_j = time.monotonic(), self._counters.read()
-        if outer:
+        if with_outer:
             self._outer_j = self._outer_counters.read()
         totals = self._codecarbon.read()
         self._latest = CounterSnapshot(
@@ -197,8 +198,8 @@ class MachineMeter(EnergyWindows):
         )
         return self._latest
 
-    def _close_window(self, *, outer: bool = False) -> None:
-        self._read(outer=outer)
+    def _close_window(self, *, with_outer: bool = False) -> None:
+        self._read(with_outer=with_outer)
         if self._phase is None:
             return
         self._refuse_silence()
@@ -231,6 +232,15 @@ class MachineMeter(EnergyWindows):
         return self._with_gpus(parts, whole) if self.idle else parts
 
     def _with_gpus(self, parts: dict[Phase, Reading], whole: Reading) -> dict[Phase, Reading]:
+        """Return the window's parts with the energy of the GPUs added.
+
+        In a trial's window its own GPUs count for its phase, even while they wait, and those that
+        it does not use count as GAP. In another window all of them count for its phase.
+
+        Args:
+            parts: the parts so far, by phase: the shares of the CPU and the RAM.
+            whole: the window's whole reading.
+        """
         assert self._phase is not None
         of_trial = self._phase in TRIAL_PHASES
         used = slice(self._used) if of_trial else slice(None)

@@ -43,6 +43,23 @@ class Reading(Frozen):
     # Each node's part, where nodes have meters of their own.
     nodes: dict[Node, "Reading"] = Field(default_factory=dict)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the reading as an object of JSON; its nodes become a list."""
+        nodes = [
+            [node.model_dump(mode="json"), part.as_json()] for node, part in self.nodes.items()
+        ]
+        return {**self.model_dump(mode="json", exclude={"nodes"}), "nodes": nodes}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Reading":
+        """Return the reading that `as_json` has stored.
+
+        Raises:
+            ValidationError: (pydantic's) if it is damaged.
+        """
+        nodes = {Node.model_validate(node): cls.from_json(part) for node, part in stored["nodes"]}
+        return cls(**{**stored, "nodes": nodes})
+
     @property
     def gpu_utilisation(self) -> float | None:
         """The mean of the utilisation's readings; None where they cover less than half the time.

@@ -125,7 +125,7 @@ class Agent:
         while not mark.exists():
             if time.monotonic() > deadline or self.interrupted.is_set():
                 must = "the study's folder must be one that all its machines share (NFS, say)"
-                raise BadInput(f"{must}, but {mark.parent} isn't there; give another --out.")
+                raise BadInput(f"{must}, but {mark.parent} isn't there; give another folder.")
             time.sleep(0.1)
 
     def ranks(self, ranks: dict[str, Any]) -> None:

@@ -72,11 +72,12 @@ class RunningTrial(Protocol):
         is that of the machine where they waited most. None where it can't be known.
         """
 
-    def stopped_s(self) -> float | None:
-        """Return the seconds in which a trial ran, one of whose processes is stopped.
+    def runnable_while_stopped_s(self) -> float | None:
+        """Return the trial's own runnable seconds so far, if one of its processes is stopped.
 
-        The state is that at the last call of `runnable_s`; None: none was stopped, or this machine
-        can't know it.
+        These are the seconds in which the trial's threads ran or waited for a core, summed, as the
+        last call of `runnable_s` has read them. None: no process was stopped then, as by SIGSTOP,
+        or this machine can't know it.
         """
 
     def end(self) -> None:
@@ -104,12 +105,13 @@ class Engine(Protocol):
     The methods are called in this order: `check`; `begin`; `prepare`; then for each trial and each
     probe `await_free`, `start`, and `prepare_next` while it trains; `close`. `seed` can be called
     at any time after `check`, also before `begin`. `close` is always called at the end, also after
-    an error, and if nothing has begun. An engine implements `start` and `close`, and the other
-    methods only where it has something to do.
+    an error, and if nothing has begun. An engine must implement `start` and `close`, set
+    `description` and `max_power_w` in its constructor, and set `meter` in `begin`. It implements
+    the other methods, and sets the other attributes, only where it has something to do or to say.
     """
 
     description: str  # where trials run, in a few words
-    max_power_w: float | None  # most power of its devices; 0: it trains nothing; None: unknown
+    max_power_w: float | None  # its devices' largest power; 0: it trains nothing; None: unknown
     meter: Meter  # meter of all its nodes, from `begin` on
     # Share of this machine's CPU and RAM energy that the meter counts, from `begin` on.
     machine_share: float | None = None

@@ -30,6 +30,17 @@ PASSED = (
     "TORCH",
     "TRANSFORMERS_",
     "UCX_",
+    # How downloads leave the network, and whose certificates they trust.
+    "ALL_PROXY",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_",
+    "all_proxy",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
 )
 _SSH = {
     "BatchMode": "yes",  # it never asks for a password

@@ -105,45 +105,17 @@ class NodesEngine(Engine):
         *,
         prepares: bool = True,
     ) -> None:
-        hold = self._to_close.enter_context
         programs = self._programs()
-        for number in self._numbers:
-            name, program = programs[number]
-            if self._launch.slots_of_node > 1:
-                name = f"{name}-{self._slot_of_node}"
-            log = StudyPaths(paths.root, name).worker_log
-            remote = RemoteNode(name, program, self._environment(), log, observer.warn, interrupted)
-            self._remotes.append(hold(closing(remote)))
+        machines = [programs[number] for number in self._numbers]
+        self._start_agents(machines, paths, observer, interrupted)
         hosts = self._greeted()
-        for remote, host in zip(self._remotes, hosts, strict=True):
-            if host["version"] != carbonopt.__version__:
-                rule = f"all machines must have the same carbonopt, {carbonopt.__version__} as here"
-                raise BadInput(
-                    f"{rule}, but {remote.name} has {host['version']}; install it there."
-                )
+        self._check_versions(hosts)
         self._address = hosts[0]["address"]
-        with _marked(paths) as mark:
-            shared = {
-                "world_size": self._launch.world_size,
-                "root": str(paths.root.resolve()),
-                "mark": mark,
-            }
-            shared |= {"fingerprint": fingerprint, "address": self._address}
-            given = []
-            for number, remote in zip(self._numbers, self._remotes, strict=True):
-                own = {
-                    "config": self._config_of(number).model_dump(mode="json"),
-                    "name": remote.name,
-                }
-                is_first = remote is self._remotes[0]
-                given.append(
-                    {**shared, **own, "slot": self._slot_of_node, "prepares": prepares and is_first}
-                )
-            answers = together(self._remotes, "begin", given)
+        answers = self._begin_agents(paths, fingerprint, prepares=prepares)
         observer.preparing(any(answer["prepares_data"] for answer in answers))
         nodes = [
-            Node(name=programs[number][0], devices=answer["devices"])
-            for number, answer in zip(self._numbers, answers, strict=True)
+            Node(name=name, devices=answer["devices"])
+            for (name, _), answer in zip(machines, answers, strict=True)
         ]
         self.hardware = _of_all(
             [Hardware.model_validate(answer["hardware"]) for answer in answers], observer
@@ -156,7 +128,55 @@ class NodesEngine(Engine):
             ]
             return NodeMeters(dict(zip(nodes, meters, strict=True)), self._ranks_of_nodes)
 
-        self.meter = hold(closing(meter_provider(opened)))
+        self.meter = self._to_close.enter_context(closing(meter_provider(opened)))
+
+    def _start_agents(
+        self,
+        machines: Sequence[tuple[str, list[str]]],
+        paths: StudyPaths,
+        observer: EngineObserver,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        """Start an agent on each of this engine's machines (see `_programs`)."""
+        for machine, program in machines:
+            is_shared = self._launch.slots_of_node > 1
+            name = f"{machine}-{self._slot_of_node}" if is_shared else machine
+            log = StudyPaths(paths.root, name).worker_log
+            remote = RemoteNode(name, program, self._environment(), log, observer.warn, interrupted)
+            self._remotes.append(self._to_close.enter_context(closing(remote)))
+
+    def _check_versions(self, hosts: Sequence[dict[str, Any]]) -> None:
+        """Raise BadInput if a machine has another version of carbonopt."""
+        for remote, host in zip(self._remotes, hosts, strict=True):
+            if host["version"] != carbonopt.__version__:
+                rule = f"all machines must have the same carbonopt, {carbonopt.__version__} as here"
+                raise BadInput(
+                    f"{rule}, but {remote.name} has {host['version']}; install it there."
+                )
+
+    def _begin_agents(
+        self, paths: StudyPaths, fingerprint: str, *, prepares: bool
+    ) -> list[dict[str, Any]]:
+        """Have each agent begin its engine, and return their answers. The first one prepares."""
+        with _marked(paths) as mark:
+            shared = {
+                "world_size": self._launch.world_size,
+                "root": str(paths.root.resolve()),
+                "mark": mark,
+                "fingerprint": fingerprint,
+                "address": self._address,
+                "slot": self._slot_of_node,
+            }
+            requests = [
+                {
+                    **shared,
+                    "config": self._config_of(number).model_dump(mode="json"),
+                    "name": remote.name,
+                    "prepares": prepares and remote is self._remotes[0],
+                }
+                for number, remote in zip(self._numbers, self._remotes, strict=True)
+            ]
+            return together(self._remotes, "begin", requests)
 
     def _greeted(self) -> list[dict[str, Any]]:
         """Return each agent's description of its machine.
@@ -203,8 +223,8 @@ class NodesEngine(Engine):
             log,
             *(log.with_name(f"{log.stem}-{remote.name}{log.suffix}") for remote in having[1:]),
         ]
-        given = [{"spec": spec.model_dump(mode="json"), "log": str(own)} for own in logs]
-        together(having, "start", given)
+        spec_json = spec.model_dump(mode="json")
+        together(having, "start", [{"spec": spec_json, "log": str(path)} for path in logs])
         self._prepared_ahead, self._last_world_size = False, world_size
         return NodesTrial(dict(zip(having, logs, strict=True)))
 
@@ -236,8 +256,15 @@ class NodesEngine(Engine):
         given = []
         for number, _ in enumerate(having):
             here = min(self._ranks_of_nodes[number], world_size - first)
-            own = {"first": first, "here": here, "node": number, "nodes": len(having)}
-            ranks = Ranks(world_size=world_size, address=self._address, port=port, **own)
+            ranks = Ranks(
+                world_size=world_size,
+                address=self._address,
+                port=port,
+                first=first,
+                here=here,
+                node=number,
+                nodes=len(having),
+            )
             given.append({"ranks": ranks.model_dump()})
             first += here
         together(having, "ranks", given)

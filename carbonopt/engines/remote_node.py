@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from carbonopt.core import errors
-from carbonopt.core.errors import CarbonoptError, StudyInterrupted
+from carbonopt.core.errors import INTERRUPTED, CarbonoptError, MachineLost, StudyInterrupted
 from carbonopt.engines.agent_protocol import ALIVE_EVERY_S, BEGINS
 from carbonopt.engines.engine import (
     await_own_signal,
@@ -27,6 +27,8 @@ _TICK_S = 0.1
 _END_S = 10.0  # time for an agent, or the program that started it, to end
 _ANSWER_S = 60.0  # time to answer most requests; ending a trial may take 20 s
 _INTERRUPTED_S = 15.0  # time to answer once the study is asked to end
+_TOLD_S = 1.0  # time for the program that started an agent to end after its output has
+_SSH_LOST = 255  # ssh's exit code for an error of its own, where others are the command's
 _PATIENT = ("begin", "prepare", "await_free")  # requests without a time limit
 
 
@@ -70,7 +72,7 @@ class RemoteNode:
         """Send a request and return the agent's answer.
 
         Raises:
-            CarbonoptError: if the agent is gone. Errors that the agent raises are raised here, too.
+            MachineLost: if the agent is gone. Errors that the agent raises are raised here, too.
             StudyInterrupted: if the study is asked to end meanwhile.
         """
         self.send(what, **given)
@@ -87,7 +89,7 @@ class RemoteNode:
     def answer(self, limit_s: float | None) -> Any:
         """Return the answer to the oldest request that has none yet.
 
-        Raises CarbonoptError if no answer comes within `limit_s` seconds (None: no limit).
+        Raises MachineLost if no answer comes within `limit_s` seconds (None: no limit).
         """
         while not self._has_answered and (line := self._line(limit_s)) != BEGINS:
             self._said_before = line.decode(errors="replace").strip() or self._said_before
@@ -125,8 +127,8 @@ class RemoteNode:
             elif time.monotonic() > deadline:
                 self._kill()
                 if asked_to_end:
-                    raise StudyInterrupted("interrupted; run the same command again to resume.")
-                raise CarbonoptError(
+                    raise StudyInterrupted(INTERRUPTED)
+                raise MachineLost(
                     f"{self.name}: its agent doesn't answer for {limit_s:g} s (log: {self._log})."
                 )
         line, _, self._unread = self._unread.partition(b"\n")
@@ -135,16 +137,26 @@ class RemoteNode:
     def _lost(self) -> CarbonoptError:
         # Whoever ends a job also ends the program that started the agent.
         if await_own_signal(self._interrupted):
-            return StudyInterrupted("interrupted; run the same command again to resume.")
+            return StudyInterrupted(INTERRUPTED)
         said = [
             line.strip()
             for line in said_since(self._log_begins, self._log).splitlines()
             if line.strip()
         ]
-        why = said[-1] if said else self._said_before or "it said nothing"
+        why = said[-1] if said else self._said_before or self._how_it_ended()
         # If the agent never answered, the study is refused and its folder is removed again.
         log = f" (log: {self._log})" if self._has_answered else ""
-        return CarbonoptError(f"{self.name}: its agent has ended: {why}{log}.")
+        return MachineLost(f"{self.name}: its agent has ended: {why.rstrip('.')}{log}.")
+
+    def _how_it_ended(self) -> str:
+        """Say how the program that started the agent ended, where nothing was printed."""
+        try:
+            code = self._process.wait(_TOLD_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        if code == _SSH_LOST:
+            return "the connection to its machine was lost"
+        return f"it ended with code {code} and said nothing"
 
     def close(self) -> None:
         """End the agent, in an orderly way if it is alive. Calling it again does nothing."""

@@ -154,7 +154,7 @@ class NodesTrial:
         shares = [remote.ask("cpu_wait_fraction") for remote in self._remotes]
         return max((share for share in shares if share is not None), default=None)
 
-    def stopped_s(self) -> None:
+    def runnable_while_stopped_s(self) -> None:
         """Return None: the processes of other machines are not looked at."""
 
     def end(self) -> None:

@@ -13,11 +13,12 @@ from pydantic import Field, ValidationError
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, TrialParams
 from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.events import Evaluated, Event, Exited, Finished, PhaseChanged, Progress
 from carbonopt.core.files import parsed_json, read_text
 from carbonopt.core.quality import Quality
 from carbonopt.core.refusals import first_refusal
-from carbonopt.core.trial import EvalPoint, Phase, StopReason
+from carbonopt.core.trial import Phase, StopReason
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.core.values import Given, Scalar, Whole
 from carbonopt.energy.replay_meter import ReplayMeter
@@ -173,7 +174,7 @@ class ReplayedTrial:
     def cpu_wait_fraction(self) -> None:
         """Return None, since nothing is trained."""
 
-    def stopped_s(self) -> None:
+    def runnable_while_stopped_s(self) -> None:
         """Return None, since nothing is trained."""
 
     def end(self) -> None:

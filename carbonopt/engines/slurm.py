@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from carbonopt.core.errors import BadInput, CarbonoptError
+from carbonopt.core.errors import EXIT_MET, EXIT_NOT_MET, BadInput, CarbonoptError
 from carbonopt.core.extras import check_installed
 from carbonopt.core.files import read_text, write_json
 from carbonopt.core.format import count_text
@@ -45,6 +45,11 @@ _DETAIL = ("partition", "account", "qos", "constraint", "exclusive")
 
 def in_allocation() -> bool:
     return _JOB in os.environ
+
+
+def needs_jobs(config: StudyConfig) -> bool:
+    """Return whether a study runs in jobs of Slurm, and this process is in none."""
+    return config.launch.kind == "slurm" and not in_allocation()
 
 
 def _needs_agents(launch: SlurmLaunch) -> bool:
@@ -206,7 +211,7 @@ class _Note(Frozen):
 
 
 _LOG_SAYS = "the job's log says how it ended"
-_DONE = (0, 3)  # exit codes of a study that has ended, whether its target was met or not
+_DONE = (EXIT_MET, EXIT_NOT_MET)  # exit codes of a study that has ended
 
 
 class Jobs:
@@ -231,6 +236,7 @@ class Jobs:
         name: str,
         command: Sequence[str],
         numbers: Iterable[int],
+        alive: Mapping[int, str],
         begins_in_s: int = 0,
     ) -> dict[int, str]:
         """Submit the jobs of workers, and return all jobs that go on, by worker.
@@ -240,6 +246,7 @@ class Jobs:
             name: the study's name.
             command: the command that each job runs.
             numbers: the workers, in order; worker 0 leads.
+            alive: the jobs that go on, as `alive` returned them.
             begins_in_s: seconds before which Slurm does not begin the jobs.
 
         Raises:
@@ -256,7 +263,7 @@ class Jobs:
                 "launch.kind: slurm needs Slurm's sbatch and srun on PATH; run it on a login node."
             ) from error
         executor.update_parameters(**_parameters(launch, name, begins_in_s))
-        jobs = self.alive()
+        jobs, noted = dict(alive), list(self._noted())
         for number in numbers:
             # It tells how an earlier job ended; this one may be cancelled before it begins.
             self._code_file(number).unlink(missing_ok=True)
@@ -276,10 +283,9 @@ class Jobs:
                     ) from error
                 raise BadInput(reason) from error
             jobs[number] = job.job_id
-            noted = self._noted()
-            known = [*noted, *[""] * (number + 1 - len(noted))]
-            known[number] = job.job_id
-            write_json(self._note, {"jobs": known})
+            noted += [""] * (number + 1 - len(noted))
+            noted[number] = job.job_id
+            write_json(self._note, {"jobs": noted})
         return dict(sorted(jobs.items()))
 
     def _noted(self) -> tuple[str, ...]:

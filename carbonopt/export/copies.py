@@ -7,7 +7,7 @@ that no list has to be kept.
 import ast
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -69,7 +69,7 @@ def _imported(text: str) -> tuple[str, ...]:
     For `from a import b`, b may be a module or not.
     """
     names: list[str] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in _running(ast.parse(text)):
         if isinstance(node, ast.Import):
             names.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -77,6 +77,16 @@ def _imported(text: str) -> tuple[str, ...]:
             names.append(node.module)
             names.extend(f"{node.module}.{alias.name}" for alias in node.names)
     return tuple(names)
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and those below it, without what stands under `if TYPE_CHECKING`."""
+    yield node
+    children = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        children = list(node.orelse)
+    for child in children:
+        yield from _running(child)
 
 
 def _path(module: str) -> str | None:

@@ -28,7 +28,7 @@ def model_card(
     data: StudyData,
     recommendation: Recommendation,
     record: TrialRecord,
-    needed: Sequence[str],
+    needed: Sequence[str] | None,
     caveats: Sequence[str],
 ) -> str:
     """Return the card's text, for the README.md of the trained model.
@@ -38,7 +38,8 @@ def model_card(
 
     Args:
         record: the trial that train.py repeats.
-        needed: the names of the files that train.py reads, as `data/NAME`.
+        needed: the names of the files that train.py reads, as `data/NAME`; None: the card stands
+            alone, without train.py and run.sh, and does not say how to train again.
         caveats: sentences on the figures.
     """
     text = _TEMPLATE.render(
@@ -47,7 +48,8 @@ def model_card(
         record=record,
         quality=recommendation.target.quality,
         seeds=recommendation.confidence.seeds if recommendation.confidence else 1,
-        needed=[name.partition("/")[2] for name in needed],
+        stands_alone=needed is None,
+        needed=[name.partition("/")[2] for name in needed or ()],
         caveats=caveats,
         command=_command(data.config.workload, record),
         whole_processes=counts_whole_processes(data),
@@ -69,11 +71,11 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
     of_library = not config.is_script
     metadata: dict[str, Any] = {"library_name": "transformers"} if of_library else {}
     if workload is not None and of_library:
-        metadata["pipeline_tag"] = _card(workload).pipeline_tag
+        metadata["pipeline_tag"] = card_of(workload).pipeline_tag
         named = {
-            key: hub for key, name in workload.names_or_paths.items() if (hub := _hub_name(name))
+            key: hub for key, name in workload.names_or_paths.items() if (hub := hub_name(name))
         }
-        metadata |= _known(base_model=named.get("model"))
+        metadata |= known(base_model=named.get("model"))
         if "dataset" in named:
             metadata["datasets"] = [named["dataset"]]
     if recommendation.emissions_kg_co2e is not None:
@@ -83,7 +85,7 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
             and workload.model.from_config is not None
         )
         training_type = "pre-training" if from_scratch else "fine-tuning"
-        metadata["co2_eq_emissions"] = _known(
+        metadata["co2_eq_emissions"] = known(
             emissions=_rounded(recommendation.emissions_kg_co2e * GRAMS_PER_KG, 3),
             source=_source(data),
             training_type=training_type if workload and workload.model else None,
@@ -95,24 +97,26 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
     return metadata
 
 
-def _card(workload: Workload) -> Card:
+def card_of(workload: Workload) -> Card:
+    """Return the hub's terms for a workload's task."""
     return task_for(workload.model_dump(mode="json")).card
 
 
-def _known(**values: Any) -> dict[str, Any]:
+def known(**values: Any) -> dict[str, Any]:
+    """Return the values that are known, by name."""
     return {key: value for key, value in values.items() if value is not None}
 
 
 def _results(config: StudyConfig, workload: Workload, value: float) -> dict[str, Any]:
-    card, dataset, quality = _card(workload), workload.dataset, config.quality
+    card, dataset, quality = card_of(workload), workload.dataset, config.quality
     measured: dict[str, Any] = {"task": {"type": card.pipeline_tag, "name": card.pipeline_name}}
     if dataset is not None:
         content = "image" if card.pipeline_tag.startswith("image") else "text"
         kind, split = (
-            _hub_name(dataset.name_or_path) or content,
+            hub_name(dataset.name_or_path) or content,
             dataset.eval_split if dataset.name_or_path else None,
         )
-        measured["dataset"] = _known(
+        measured["dataset"] = known(
             type=kind, name=_data_set(dataset), config=dataset.config, split=split
         )
     measured["metrics"] = [
@@ -166,7 +170,7 @@ def _data_set(dataset: Dataset) -> str:
     return dataset.builtin or ", ".join(Path(file).name for file in dataset.train_files or ())
 
 
-def _hub_name(name: str | None) -> str | None:
+def hub_name(name: str | None) -> str | None:
     """Return a name, unless it is a local folder's.
 
     A study file that was read has local folders as absolute paths.
@@ -185,5 +189,5 @@ _ENVIRONMENT = Environment(  # noqa: S701 – `finalize` escapes for Markdown, w
     undefined=StrictUndefined,
     finalize=lambda value: escape_markdown(str(value)),
 )
-_ENVIRONMENT.globals |= {"fmt": fmt, "card": _card, "data_set": _data_set}
+_ENVIRONMENT.globals |= {"fmt": fmt, "card": card_of, "data_set": _data_set}
 _TEMPLATE = _ENVIRONMENT.get_template("model_card.md")

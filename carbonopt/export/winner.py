@@ -8,10 +8,12 @@ import shlex
 from collections.abc import Sequence
 
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.trial import TrialRecord
 from carbonopt.export import copies, inputs, model_card, recorded, settings
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.workload_settings import Workload
 from carbonopt.train import rerun
 from carbonopt.train.scripts.command import Variable
 from carbonopt.train.tasks.script import Script
@@ -103,8 +105,6 @@ def winner_files(
     # A script's command gets the names that files have here; nothing else of the task changes.
     command = {"command": study["workload"]["command"]} if workload.is_script else {}
     task = task_for(workload.model_dump(mode="json") | command)
-    # A rank has as many threads as in a trial, as sums on a CPU depend on their number.
-    sharing = max(launch.ranks_of_nodes) * launch.slots
     if isinstance(task, Script):
         del texts[TRAINING_ARGUMENTS]
         inside = study["workload"]["folder"].removeprefix(f"./{inputs.DATA}").removeprefix("/")
@@ -113,21 +113,30 @@ def winner_files(
             **_script(task, record, launch, inside, elsewhere),
             **copies.copies("carbonopt.script").files,
         }
-    copied = copies.copies(rerun.__name__, task_module(workload.task))
-    own, zero3 = (given or {}).get(settings.DEEPSPEED_CONFIG), record.params.zero_stage == 3
+    prepared = data.prepared
+    deepspeed = settings.deepspeed_settings(
+        data.config, record, prepared, (given or {}).get(settings.DEEPSPEED_CONFIG)
+    )
     return {
         **texts,
-        settings.DEEPSPEED_CONFIG: settings.deepspeed_settings(
-            data.config, record, data.prepared, own
-        ),
-        rerun.WORKLOAD: settings.workload(study, record, data.prepared, needed),
-        ACCELERATE: settings.filled(
-            ACCELERATE, RANKS=record.params.world_size, ZERO3=str(zero3).lower()
-        ),
+        settings.DEEPSPEED_CONFIG: deepspeed,
+        rerun.WORKLOAD: settings.workload(study, record, prepared, needed),
+        **_programs(workload, launch, record.params, versions),
+    }
+
+
+def _programs(
+    workload: Workload, launch: Launch, params: TrialParams, versions: dict[str, str]
+) -> dict[str, str]:
+    """Return the files that train a model of a built-in task, and what they need."""
+    copied = copies.copies(rerun.__name__, task_module(workload.task))
+    zero3 = str(params.zero_stage == 3).lower()
+    # A rank has as many threads as in a trial, as sums on a CPU depend on their number.
+    sharing = max(launch.ranks_of_nodes) * launch.slots
+    return {
+        ACCELERATE: settings.filled(ACCELERATE, RANKS=params.world_size, ZERO3=zero3),
         SCRIPT: settings.filled(SCRIPT, RANKS=sharing, DEVICE="gpu" if launch.gpus else "cpu"),
-        REQUIREMENTS: copies.requirements(
-            workload, launch, record.params, versions, copied.libraries
-        ),
+        REQUIREMENTS: copies.requirements(workload, launch, params, versions, copied.libraries),
         TRAIN: settings.TRAIN,
         **copied.files,
     }
@@ -145,11 +154,12 @@ def _script(
         elsewhere: a comment on what the script reads from elsewhere.
     """
     world_size, in_shell = record.params.world_size, task.command.needs_shell
-    values = task.values(record.params, record.seed, record.trial, _OUTPUT)
+    values = task.values(record.params, record.seed, record.trial, _OUTPUT, _OUTPUT)
     template = task.template({**values, "config": ""})
     config = None if template is None else template.filled({**values, "config": template.copy_name})
     if in_shell:
-        values |= {"output_dir": Variable("OUTPUT"), "config": Variable("CONFIG")}
+        output = Variable("OUTPUT")
+        values |= {"output_dir": output, "checkpoint_dir": output, "config": Variable("CONFIG")}
     else:
         values["config"] = _CONFIG
     words = task.command.argv(values)
@@ -163,7 +173,8 @@ def _script(
         )
         words = [*launcher, *words]
     # Make the output folder only for a command that names it.
-    needs_output = "output_dir" in task.command.names or (config is not None and _OUTPUT in config)
+    named = {"output_dir", "checkpoint_dir"} & set(task.command.names)
+    needs_output = bool(named) or (config is not None and _OUTPUT in config)
     lines = _MAKE_OUTPUT if needs_output else ""
     if template is not None and config is not None:
         lines += (_FILL_CONFIG if _OUTPUT in config else _NAME_CONFIG).format(

@@ -62,6 +62,7 @@ class Template(string.Formatter):
             "less_or_more": less_or_more_text,
             "less": fmt.less_text,
             "fine_percent": fmt.two_decimals_text,
+            "energy": fmt.energy_text,
             "quality": quality.text,
             "loss": quality.loss_text,
             "trials": trials_text,

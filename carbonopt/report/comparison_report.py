@@ -12,12 +12,11 @@ from typing import Any
 from carbonopt.analysis.study_comparison import ComparedStudy, compare_studies
 from carbonopt.core import format as fmt
 from carbonopt.core.units import human_duration
-from carbonopt.report.assemble import top
+from carbonopt.report.assemble import critical_caveats
 from carbonopt.report.document import (
     Block,
     Caveat,
     Document,
-    Level,
     Maker,
     Of,
     Section,
@@ -93,13 +92,19 @@ def compared(view: StudiesView) -> Document:
     return Document(
         name=", ".join(view.by_name),
         headline=_headline(view, caveats),
-        details=(f"{priced}: at them emissions rank as joules do.",),
+        details=(f"{priced}. With these, emissions rank as energies do.",),
         tiles=(),
         caveats=caveats,
         sections=(
             Section(key="studies", title="What is compared", blocks=(_studies(view),)),
-            Section(key="recommended", title="What each recommends", blocks=(_recommended(view),)),
-            Section(key="fronts", title="The front of each", blocks=(*front_blocks, _fronts(view))),
+            Section(
+                key="recommended", title="What each study recommends", blocks=(_recommended(view),)
+            ),
+            Section(
+                key="fronts",
+                title="The Pareto front of each study",
+                blocks=(*front_blocks, _fronts(view)),
+            ),
             Section(key="spent", title="What the searches spent", blocks=(_spent(view),)),
         ),
     )
@@ -120,7 +125,7 @@ def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
         following.common_emissions_kg_co2e or 0.0,
     )
     saving = 1 - least_kg / next_kg if next_kg else 0.0
-    than = f"{ranked[1].name}{', the next' if len(ranked) > 2 else ''}"
+    than = f"{ranked[1].name}{', the next best' if len(ranked) > 2 else ''}"
     interval = view.comparison.less_interval
     less = f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run ({confidence_text(interval)})"
     compared_text = f"{less}, {view.at_common}, than {than}"
@@ -144,13 +149,10 @@ def _caveats(view: StudiesView) -> Iterator[Caveat]:
     yield from _of_copies(view)
     yield from _of_energy_sources(view)
     yield from _of_contention(view)
+    yield from critical_caveats(view.by_name)
     for name, study in view.by_name.items():
-        if critical := [
-            caveat.text for caveat in top(study).caveats if caveat.level is Level.CRITICAL
-        ]:
-            yield view.caveat(
-                "own_critical_caveats", study=name, count=len(critical), first=critical[0]
-            )
+        if trials := study.spent.unmeasured_trials:
+            yield view.caveat("unmeasured_trials_of", study=name, trials=trials)
     for name in (study.name for study in common.studies if not study.ended):
         yield view.caveat("compared_before_its_end", study=name)
     if once := [
@@ -170,7 +172,7 @@ def _of_evaluated_data(view: StudiesView) -> Iterator[Caveat]:
 
 def _of_energy_sources(view: StudiesView) -> Iterator[Caveat]:
     """Yield a caveat where other components are counted, or are known in another way."""
-    texts = {name: rows.get("Energy of", UNKNOWN) for name, rows in view.stated.items()}
+    texts = {name: rows.get("Energy sources", UNKNOWN) for name, rows in view.stated.items()}
     first, *others = view.by_name.values()
     if any(
         _counted(other, "energy_source") != _counted(first, "energy_source") for other in others
@@ -297,7 +299,7 @@ def _recommended(view: StudiesView) -> Table:
         num("Time", _of_run("duration_s"), human_duration),
         _at_own_intensity(studies, _of_run("emissions_kg_co2e")),
         scaled(f"CO2e {view.at_common}", common_kg, fmt.emissions_scale, studies, strong=is_least),
-        num("÷ the least", ratio, fmt.rate_text),
+        num("Relative to the least", ratio, fmt.rate_text),
     ]
     caption = "A run of what each study recommends: its training; means where repeated"
     return table("recommended", caption, studies, columns)

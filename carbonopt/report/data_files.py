@@ -1,13 +1,13 @@
 """Tables of the trials for other programs: one row per trial, and one row per evaluation."""
 
-import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from carbonopt.core.csv_table import csv_table
 from carbonopt.core.trial import TrialRecord
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ NAMES = (TRIALS_CSV, TRIALS_PARQUET, EVALUATIONS_CSV)
 
 # The folders in a line of a traceback, up to the file's place in its package or to its name.
 _FOLDERS = re.compile(r'(?<=File ")/(?:[^"\n]*?/(?=(?:site-packages|carbonopt)/)|[^"\n]*/)')
-# The characters that can begin a formula, alone or after white space that spreadsheets skip.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
@@ -34,18 +32,36 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     which the study ran. Text in a CSV that a spreadsheet would take for a formula (it begins with =
     + - or @, a tab or a line break) has an apostrophe before it.
     """
-    rows = [_flat(_without_folders(record).as_json()) for record in records]
-    flat = [
+    rows = _rows(records)
+    return {
+        TRIALS_CSV: _csv(_trial_rows(rows)).encode(),
+        TRIALS_PARQUET: _parquet(rows),
+        EVALUATIONS_CSV: _csv(_evaluation_rows(rows)).encode(),
+    }
+
+
+def trials_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
+    """Return the table of `TRIALS_CSV`, a row for each trial."""
+    return _table(_trial_rows(_rows(records)))
+
+
+def evaluations_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
+    """Return the table of `EVALUATIONS_CSV`, a row for each evaluation."""
+    return _table(_evaluation_rows(_rows(records)))
+
+
+def _rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
+    return [_flat(_without_folders(record).as_json()) for record in records]
+
+
+def _trial_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
         {name: value for name, value in row.items() if not isinstance(value, list)} for row in rows
     ]
-    evaluations = [
-        {"trial": row["trial"], **evaluation} for row in rows for evaluation in row["evals"]
-    ]
-    return {
-        TRIALS_CSV: _csv(flat).encode(),
-        TRIALS_PARQUET: _parquet(rows),
-        EVALUATIONS_CSV: _csv(evaluations).encode(),
-    }
+
+
+def _evaluation_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"trial": row["trial"], **evaluation} for row in rows for evaluation in row["evals"]]
 
 
 def _without_folders(record: TrialRecord) -> TrialRecord:
@@ -76,40 +92,23 @@ def _columns(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
-    lines: list[str] = []
-    # The csv module quotes the characters of its own line end only, and readers take a bare \r
-    # without quotes for the end of a row. So rows end with \r\n here, and the \r is removed below.
-    writer = csv.DictWriter(_Lines(lines.append), _columns(rows), lineterminator="\r\n")
-    writer.writeheader()
-    writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
-    return "".join(line.removesuffix("\r\n") + "\n" for line in lines)
-
-
-class _Lines(NamedTuple):
-    """A file for the csv module that passes each row to a function."""
-
-    write: Callable[[str], object]
-
-
-def _no_formula(value: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would take for a formula.
-
-    OWASP advises it under the name "CSV Injection". Numbers stay as they are.
-    """
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return csv_table(_columns(rows), rows)
 
 
 def _parquet(rows: list[dict[str, Any]]) -> bytes:
     import pyarrow.parquet
 
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(_table(rows), buffer)
+    return buffer.getvalue()
+
+
+def _table(rows: list[dict[str, Any]]) -> "pyarrow.Table":
+    import pyarrow
+
     # Column by column: rows may lack fields that others have, and whole numbers may stand beside
     # other numbers.
-    table = pyarrow.table(
-        {name: _array([row.get(name) for row in rows]) for name in _columns(rows)}
-    )
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(table, buffer)
-    return buffer.getvalue()
+    return pyarrow.table({name: _array([row.get(name) for row in rows]) for name in _columns(rows)})
 
 
 def _array(values: list[Any]) -> "pyarrow.Array":

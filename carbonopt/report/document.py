@@ -64,10 +64,23 @@ class Table(Frozen):
     paper: str = ""  # its name among the paper's files; empty: it is not one of them
 
 
+class Extract(Frozen):
+    """A text and a picture that a reader of a page takes along.
+
+    Other formats leave them out, because the files of a report lie beside them.
+    """
+
+    title: str
+    text: str
+    picture_name: str  # file name of the picture, with its suffix
+    svg: str  # the picture, as in `Figure`; empty: there is none
+
+
 class Paragraph(Frozen):
     kind: Literal["paragraph"] = "paragraph"
     text: str
     style: Literal["plain", "note", "quote"] = "plain"
+    extract: Extract | None = Field(default=None, exclude=True, repr=False)
 
 
 class Code(Frozen):
@@ -78,7 +91,7 @@ class Code(Frozen):
 
 
 class Figure(Frozen):
-    """A figure that was drawn once, in every format."""
+    """A figure that was drawn once, in every format that was asked for."""
 
     kind: Literal["figure"] = "figure"
     name: str
@@ -88,6 +101,8 @@ class Figure(Frozen):
     svg: str = Field(exclude=True, repr=False)
     pdf: bytes = Field(exclude=True, repr=False)
     png: bytes = Field(exclude=True, repr=False)
+    # matplotlib's own figure; None unless a program asked for it
+    matplotlib: Any = Field(default=None, exclude=True, repr=False)
 
 
 class InteractiveFigure(Frozen):
@@ -146,6 +161,13 @@ class Section(Frozen):
     blocks: tuple[Block, ...]
     level: Literal[2, 3] = 2
 
+    def paper_figures(self) -> list[Figure]:
+        """Return the figures for a paper, the static ones of interactive figures included."""
+        static = (
+            block.figure if isinstance(block, InteractiveFigure) else block for block in self.blocks
+        )
+        return [block for block in static if isinstance(block, Figure) and block.paper]
+
 
 class Tile(Frozen):
     """One number of the answer: what it is, the number, and what to compare it with."""
@@ -179,11 +201,12 @@ class Caveat(Frozen):
         return f"{self.text.removesuffix(self.advice)}." if self.advice else self.text
 
     def as_json(self) -> dict[str, Any]:
+        """Return the exported object, in the types that JSON has."""
         return {
             "key": self.key,
             "level": self.level.name.lower(),
             "text": self.text,
-            "numbers": self.numbers,
+            "numbers": self.model_dump(mode="json", include={"numbers"})["numbers"],
         }
 
 
@@ -204,12 +227,7 @@ class Document(Frozen):
         return [block for section in self.sections for block in section.blocks]
 
     def paper_figures(self) -> list[Figure]:
-        """Return the figures for a paper, the static ones of interactive figures included."""
-        static = (
-            block.figure if isinstance(block, InteractiveFigure) else block
-            for block in self.blocks()
-        )
-        return [block for block in static if isinstance(block, Figure) and block.paper]
+        return [figure for section in self.sections for figure in section.paper_figures()]
 
     def tables(self) -> list[Table]:
         return [block for block in self.blocks() if isinstance(block, Table) and block.rows]
@@ -224,6 +242,11 @@ class Document(Frozen):
             for block, fields in zip(section.blocks, section_fields.get("blocks", ()), strict=True):
                 fields["kind"] = block.kind
         return {**shown, "caveats": [caveat.as_json() for caveat in self.caveats]}
+
+
+def with_caveats(answer: dict[str, Any], caveats: Iterable[Caveat]) -> dict[str, Any]:
+    """Return an answer as commands print it as JSON: with its caveats."""
+    return {**answer, "caveats": [caveat.as_json() for caveat in caveats]}
 
 
 # --------------------------------------------------------------------------------------------------

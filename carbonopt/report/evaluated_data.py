@@ -55,7 +55,7 @@ def agreement(evaluated: Mapping[str, EvaluatedData]) -> Literal["same", "differ
 
 
 def _of_replay(data: StudyData) -> EvaluatedData:
-    """Return the data of recorded runs, which their table doesn't name."""
+    """Return the data of a replay: only its files are known, as they don't name the data."""
     files = data.config.launch.files
     sha256s = _sha256s(data, files)
     text = f"that of the recorded runs in {', '.join(Path(file).name for file in files)}"
@@ -81,5 +81,5 @@ def script_files(data: StudyData) -> dict[str, str]:
 def _sha256s(data: StudyData, files: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the SHA-256 of these files, sorted; None where one of them isn't known."""
     by_path = {file.path: file.sha256 for file in data.inputs or ()}
-    found = [sha256 for file in files if (sha256 := by_path.get(file)) is not None]
-    return tuple(sorted(found)) if found and len(found) == len(files) else None
+    known = [sha256 for file in files if (sha256 := by_path.get(file)) is not None]
+    return tuple(sorted(known)) if known and len(known) == len(files) else None

@@ -13,12 +13,11 @@ from carbonopt.analysis.pipeline_summary import PathRun, PipelineSummary, StepRu
 from carbonopt.analysis.study_comparison import ComparedRun
 from carbonopt.core import format as fmt
 from carbonopt.core.units import human_duration
-from carbonopt.report.assemble import top
+from carbonopt.report.assemble import critical_caveats
 from carbonopt.report.document import (
     Block,
     Caveat,
     Document,
-    Level,
     Paragraph,
     Section,
     Table,
@@ -149,13 +148,17 @@ def _tiles(view: PipelineView) -> Iterator[Tile]:
     note = f"{fmt.energy_text(summary.energy_kwh)}, {fmt.count_text(_trials(summary), 'trial')}"
     yield Tile(label="The searches", text=fmt.emissions_text(summary.emissions_kg_co2e), note=note)
     if best is not None:
-        runs = summary.break_even_runs
-        text, note = (
-            ("never", "a run saves nothing")
-            if runs is None
-            else (fmt.count_text(runs, "run"), "of all steps")
-        )
+        text, note = _paid_back(summary)
         yield Tile(label="Pays back after", text=text, note=note)
+
+
+def _paid_back(summary: PipelineSummary) -> tuple[str, str]:
+    """Say after how many runs the searches are paid back, and a note on it."""
+    if summary.break_even_runs is not None:
+        return fmt.count_text(summary.break_even_runs, "run"), "of all steps"
+    if summary.saving_fraction and is_within_noise(summary.saving_interval):
+        return "not known", "a run may save nothing"
+    return "never", "a run saves nothing"
 
 
 def _trials(summary: PipelineSummary) -> int:
@@ -177,16 +180,11 @@ def _caveats(view: PipelineView) -> Iterator[Caveat]:
         if others := [run.step for run in best.steps if not run.baseline_is_start]:
             yield view.caveat("steps_without_start", steps=", ".join(others))
         yield view.caveat("steps_frozen")
-    for folder in [run.study for run in best.steps] if best is not None else _missed(summary):
-        critical = [
-            caveat.text
-            for caveat in top(view.studies[folder]).caveats
-            if caveat.level is Level.CRITICAL
-        ]
-        if critical:
-            yield view.caveat(
-                "own_critical_caveats", study=folder, count=len(critical), first=critical[0]
-            )
+    folders = [run.study for run in best.steps] if best is not None else _missed(summary)
+    yield from critical_caveats({folder: view.studies[folder] for folder in folders})
+    for folder, study in view.studies.items():
+        if trials := study.spent.unmeasured_trials:
+            yield view.caveat("unmeasured_trials_of", study=folder, trials=trials)
     for key, fraction in (
         ("closure_gpus", summary.gpu_closure),
         ("closure_whole", summary.closure),
@@ -364,7 +362,7 @@ def _paths(view: PipelineView) -> Section | None:
             strong=lambda path: path is best,
         ),
         num(
-            "÷ the least",
+            "Relative to the least",
             lambda path: path.emissions_kg_co2e / best.emissions_kg_co2e,
             fmt.rate_text,
         ),

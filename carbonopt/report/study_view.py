@@ -11,8 +11,10 @@ from pydantic_core import to_json
 
 from carbonopt.analysis.alike import alike
 from carbonopt.analysis.batch import batch_effect
+from carbonopt.analysis.by_node import by_node
 from carbonopt.analysis.comparison import comparison, diminishing_returns
 from carbonopt.analysis.confidence import by_means
+from carbonopt.analysis.equal_costs import equal_costs
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import knee
 from carbonopt.analysis.gpu_memory import measured_memory
@@ -26,6 +28,7 @@ from carbonopt.analysis.repricing import regions, repricing
 from carbonopt.analysis.scaling import scaling
 from carbonopt.analysis.shortfall import recommended_edges
 from carbonopt.analysis.stages import amortisation, counts_whole_processes, stages
+from carbonopt.analysis.training_work import training_work
 from carbonopt.analysis.waiting import waiting
 from carbonopt.carbon.intensity import countries
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
@@ -33,7 +36,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Scalar
 from carbonopt.report.caveats import caveat
-from carbonopt.report.document import Caveat
+from carbonopt.report.document import Caveat, Figure
 from carbonopt.report.figures.points import scatter
 from carbonopt.spec.study_data import StudyData
 
@@ -50,6 +53,8 @@ class StudyView:
     def __init__(self, data: StudyData, target: float | None = None, **results: Any) -> None:
         self.data, self.target = data, target
         self.quality: Quality = data.config.quality
+        # figures that several sections show, by name, once they are drawn
+        self.figures: dict[str, Figure | None] = {}
         assert results.keys() <= vars(StudyView).keys(), (
             f"no analyses: {results.keys() - vars(StudyView).keys()}"
         )
@@ -65,6 +70,7 @@ class StudyView:
     recommendation_by_target = cached_property(lambda self: recommendation_by_target(self.data))
     knee = cached_property(lambda self: knee(by_means(self.data.records)))
     comparison = cached_property(lambda self: comparison(self.data, self.recommendation))
+    equal_costs = cached_property(lambda self: equal_costs(self.data, self.recommendation))
     influence = cached_property(lambda self: influence(self.data))
     alike = cached_property(lambda self: alike(self.data))
     # None where only whole processes are measured: an epoch's share of one, with its imports and
@@ -84,6 +90,8 @@ class StudyView:
     )
     edges = cached_property(lambda self: recommended_edges(self.data, self.recommendation.params))
     spent = cached_property(lambda self: footprint(self.data))
+    work = cached_property(lambda self: training_work(self.data))
+    by_node = cached_property(lambda self: by_node(self.data))
     stages = cached_property(lambda self: stages(self.data))
     probes = cached_property(lambda self: probes(self.data))
     amortisation = cached_property(

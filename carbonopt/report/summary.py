@@ -70,7 +70,7 @@ def _qualification(study: StudyView) -> str:
     if is_within_noise(rec.saving_interval):
         return ", within the noise"
     if (equal := turned(study.comparison)) is not None:
-        sure = "but more" if equal.saving_fraction < 0 else "but perhaps not less"
+        sure = "but more" if equal.highest < 0 else "but perhaps not less"
         return f", {sure} than the baseline stopped at the target"
     if rec.baseline is None:
         return ""
@@ -102,7 +102,7 @@ def _saved_text(study: StudyView) -> str:
     """Say against what the recommendation saves, and how sure the saving is."""
     baseline = study.recommendation.baseline
     if study.comparison is None or baseline is None:
-        return "its own baseline"
+        return "the recommendation is the baseline"
     return f"against {baseline_text(baseline)}: {sure_text(study)}{_against_stopped(study)}"
 
 
@@ -115,11 +115,9 @@ def _against_stopped(study: StudyView) -> str:
     equal = None if study.comparison is None else study.comparison.equal_quality
     if equal is None or turned(study.comparison) is not None:
         return ""
-    saved = f"at most {fmt.percent_text(equal.saving_fraction)}"
-    if equal.saving_fraction_before is not None:
-        saved = fmt.interval_text(
-            equal.saving_fraction_before, equal.saving_fraction, fmt.percent_text
-        )
+    saved = f"at most {fmt.percent_text(equal.highest)}"
+    if equal.lowest is not None:
+        saved = fmt.interval_text(equal.lowest, equal.highest, fmt.percent_text)
     return f"; {saved} against the baseline stopped at the target"
 
 
@@ -177,11 +175,7 @@ def turned(comparison: Comparison | None) -> AtEqualQuality | None:
     equal = None if comparison is None else comparison.equal_quality
     if comparison is None or equal is None or comparison.saving.fraction <= 0:
         return None
-    lowest = (
-        equal.saving_fraction
-        if equal.saving_fraction_before is None
-        else equal.saving_fraction_before
-    )
+    lowest = equal.highest if equal.lowest is None else equal.lowest
     return equal if lowest < 0 else None
 
 

@@ -27,12 +27,20 @@ from carbonopt.report.paper.paper_files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.paper_files import paper_files
 from carbonopt.report.pipeline_report import PipelineView
 from carbonopt.report.render import html, markdown
+from carbonopt.report.standards import FILES as STANDARD_NAMES
+from carbonopt.report.standards import standard_files
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
 
 INDEX, MARKDOWN, COMPARISON = "index.html", "report.md", "comparison.md"
 DATA_FOLDER, PAPER_FOLDER, WINNER_FOLDER = str(REPORT_JSON.parent), "paper", "winner"
-FOLDERS = {DATA_FOLDER: DATA_NAMES, PAPER_FOLDER: PAPER_NAMES, WINNER_FOLDER: winner.NAMES}
+STANDARDS_FOLDER = f"{DATA_FOLDER}/standards"
+FOLDERS = {
+    DATA_FOLDER: DATA_NAMES,
+    STANDARDS_FOLDER: STANDARD_NAMES,
+    PAPER_FOLDER: PAPER_NAMES,
+    WINNER_FOLDER: winner.NAMES,
+}
 # Every file name that a report may have; other files in its folder belong to the user.
 NAMES = frozenset(
     {INDEX, MARKDOWN, str(REPORT_JSON)} | {f"{at}/{name}" for at in FOLDERS for name in FOLDERS[at]}
@@ -69,6 +77,7 @@ def write_report(
     winner_texts = winner.winner_files(data, study.recommendation, winner_files, serious)
     folders = {
         DATA_FOLDER: data_files(data.records),
+        STANDARDS_FOLDER: standard_files(study),
         PAPER_FOLDER: paper_files(study, document),
         WINNER_FOLDER: {name: text.encode() for name, text in winner_texts.items()},
     }
@@ -175,7 +184,7 @@ def refuse_folder(folder: Path, data: StudyData) -> None:
             if os.statvfs(parent).f_flag & os.ST_RDONLY
             else "permission denied"
         )
-        raise BadInput(f"the report can't be written to {folder}: {why}; give another --out.")
+        raise BadInput(f"the report can't be written to {folder}: {why}; give another folder.")
     name, began = _name_and_begin(folder)
     own_name, own_began = _identity(data).values()
     if name is None or (name == own_name and (None in (began, own_began) or began == own_began)):
@@ -184,7 +193,7 @@ def refuse_folder(folder: Path, data: StudyData) -> None:
     namesake = f"; this one, of the same name, began {own_began}" if name == own_name else ""
     raise BadInput(
         f"{folder} holds the report of another study ({name!r}{since}{namesake}); give another"
-        " --out."
+        " folder."
     )
 
 

@@ -134,7 +134,9 @@ class _LightningHooks:
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.run = Run(int(trainer.estimated_stepping_batches), trainer.world_size)
         self.run.check_metric(self.metric, self.quality)
-        self.run.check_begin(trainer.global_step + 1)
+        self.optimizer_steps = trainer.global_step
+        begun = self.optimizer_steps // len(trainer.optimizers) if self.optimizer_steps else 0
+        self.run.check_begin(begun + 1)
         trainer.save_checkpoint = self.as_saving(trainer.save_checkpoint)
 
     def as_saving(self, save: Any) -> Any:

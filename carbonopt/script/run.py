@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from carbonopt.core import channel
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
-from carbonopt.core.reported import Reported, evaluation, whole
+from carbonopt.core.script_reports import Reported, evaluation, whole
 from carbonopt.core.sockets import socket_address
 from carbonopt.core.states import Phase, Stage
 from carbonopt.core.units import BYTES_PER_GIB
@@ -59,6 +59,7 @@ class Run:
     def __init__(self, total_steps: int | None = None, world_size: int | None = None) -> None:
         self._total_steps = 0
         self._step, self._phase = 0, Phase.SETUP
+        self._has_stepped = False  # a training that goes on begins with a later step than 1
         self._stage: Stage | None = None  # None: the usual stage of the phase
         self._block: str | None = None  # the block that the script is in
         self.has_reported, self.has_ended = False, False
@@ -106,13 +107,13 @@ class Run:
         The quality would be that of the last training, but the energy that of all.
         """
         if Run._process == os.getpid():
-            one = (
+            instead = (
                 "give the callback to one Trainer, or follow several, such as folds, by one"
                 " carbonopt.script.run"
             )
             mean = "with total_steps of all and one report of their mean at the end"
             raise BadInput(
-                f"a script must have one training, but begins a second one; {one}, {mean}."
+                f"a script must have one training, but begins a second one; {instead}, {mean}."
             )
         Run._process = os.getpid()
 
@@ -130,12 +131,19 @@ class Run:
     def check_begin(self, step: int) -> None:
         """Refuse a training whose first step has another number than 1.
 
+        A later attempt of a trial with `{checkpoint_dir}` may go on: it counts from that step.
+
         Raises:
             BadInput: if it goes on from a checkpoint, whose energy nobody measured in this trial.
         """
-        if self._is_followed and step > 1:
+        if self._is_followed and step > 1 and channel.CONTINUES in os.environ:
+            self._step = max(self._step, step - 1)
+        elif self._is_followed and step > 1:
             must = "a trial must train from its first step, but its training begins at step"
-            how = "let it begin without a checkpoint, and call run.step() after each optimizer step"
+            how = (
+                "let it begin without a checkpoint, or save it into {checkpoint_dir}, and call"
+                " run.step() after each optimizer step"
+            )
             self.refuse(f"{must} {step}; {how}.")
 
     def check_metric(self, metric: str, quality: str) -> None:
@@ -186,7 +194,7 @@ class Run:
                 f"a step must be made outside `with {self._block}`, but is made within; end the"
                 " block before."
             )
-        is_first = self._step == 0
+        is_first, self._has_stepped = not self._has_stepped, True
         with self._refusals_sent():
             number = (
                 self._step + 1
@@ -214,7 +222,7 @@ class Run:
     def _train_on(self, number: int) -> None:
         """Go on with a training whose end was said, or that makes more steps than were announced.
 
-        The study notes the second of the trial.
+        The study's report warns of the second case, more steps than announced.
         """
         self._total_steps = max(number, self._total_steps)
         self.has_ended = False
@@ -274,7 +282,8 @@ class Run:
         """
         if not self._is_followed:
             return False
-        quality = quality_of(os.environ[channel.QUALITY], os.environ[channel.DIRECTION])  # type: ignore[arg-type]
+        name, direction = os.environ[channel.QUALITY], os.environ[channel.DIRECTION]
+        quality = quality_of(name, direction)  # type: ignore[arg-type]
         with self._lock:
             with self._refusals_sent():
                 point = evaluation(quality, dict(qualities), count, self._step)

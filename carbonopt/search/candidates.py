@@ -5,7 +5,7 @@ These are all that are left or, if there are many, random ones and neighbours of
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from optuna.distributions import (
 )
 
 from carbonopt.core.dimensions import StatedAffects, affecting
+from carbonopt.core.values import as_typed, step_of, stepped
 
 Values = dict[str, Any]
 Key = tuple[Any, ...]  # a configuration's values, in the dimensions' order
 Distributions = dict[str, BaseDistribution]  # the distribution of each dimension, by its name
 
-ENUMERATED = 4096  # the most configurations that are enumerated; from a larger space some are drawn
+ENUMERATED = 4096  # largest space that is enumerated; from a larger one, configurations are drawn
 DRAWN = 1024
 NEAR = 0.15  # share of a dimension's range by which neighbours typically differ
 ENOUGH = 64  # new configurations that can exist; drawing goes on while fewer were found
@@ -67,14 +68,14 @@ class Candidates:
         """
         left = None
         if self.listed is not None:
-            left = [values for values in self.listed if tuple(values.values()) not in tried]
+            left = [values for values in self.listed if self._key(values) not in tried]
             if len(left) <= ENUMERATED:
                 return left
         new: dict[Key, Values] = {}
         for _ in range(ROUNDS):
             for drawn in (*self._drawn(left, rng), *self._neighbours(centres, rng)):
                 values = self._named(self._canonical(drawn), "canonical")
-                key = tuple(values.values())
+                key = self._key(values)
                 if key not in tried and self._valid(values):
                     new[key] = values
             if len(new) >= ENOUGH:
@@ -82,7 +83,7 @@ class Candidates:
         return list(new.values())
 
     def alike(self, values: Values, tried: Collection[Key]) -> list[Values]:
-        """Return this configuration and the untried ones of the same quality by other settings."""
+        """Return this configuration, and the untried ones that train alike in other settings."""
         of_quality = affecting("quality", self._distributions, self._affects)
         lists = {
             name: [values[name]] if name in of_quality else _values(distribution) or [values[name]]
@@ -95,9 +96,7 @@ class Candidates:
             for combined in itertools.product(*lists.values())
         )
         others = (
-            other
-            for other in combinations
-            if other != values and tuple(other.values()) not in tried
+            other for other in combinations if other != values and self._key(other) not in tried
         )
         return [values, *filter(self._valid, others)]
 
@@ -113,6 +112,9 @@ class Candidates:
             "valid must allow some combination of the search space, but it refused all that were"
             " drawn."
         )
+
+    def _key(self, values: Values) -> Key:
+        return key_of(values, self._distributions)
 
     def _named(self, values: Any, what: str) -> Values:
         """Return these dimensions' values alone, in their order."""
@@ -142,10 +144,17 @@ class Candidates:
 
     def _neighbours(self, centres: Sequence[Values], rng: Generator) -> Iterator[Values]:
         names = list(self._distributions)
-        for centre in centres:
+        for trial in centres:
+            # Its values may be those of another sampler, or an earlier version's.
+            centre = {name: typed(self._distributions[name], trial[name]) for name in names}
             for _ in range(DRAWN // 8):
                 name = names[int(rng.integers(len(names)))]
                 yield {**centre, name: _near(self._distributions[name], centre[name], rng)}
+
+
+def key_of(values: Mapping[str, Any], names: Iterable[str]) -> Key:
+    """Return the values of these dimensions, by which configurations are compared."""
+    return tuple(values.get(name) for name in names)
 
 
 def movable(distributions: Mapping[str, BaseDistribution]) -> Distributions:
@@ -172,10 +181,7 @@ def _values(distribution: BaseDistribution) -> list[Any]:
     low, step = distribution.low, distribution.step
     if step is None or (distribution.high - low) / step > ENUMERATED:
         return []
-    return [
-        type(low)(low + index * step)
-        for index in range(int((distribution.high - low) / step + 1e-9) + 1)
-    ]
+    return stepped(low, distribution.high, step)
 
 
 def _near(distribution: BaseDistribution, value: Any, rng: Generator) -> Any:
@@ -196,8 +202,17 @@ def _at(distribution: BaseDistribution, share: float) -> Any:
         value = math.exp((1 - share) * math.log(low) + share * math.log(high))
     else:
         value = (1 - share) * low + share * high
-    if distribution.step is not None:
-        value = low + round((value - low) / distribution.step) * distribution.step
-    return type(low)(
-        min(high, max(low, round(value) if isinstance(distribution, IntDistribution) else value))
-    )
+    return typed(distribution, value)
+
+
+def typed(distribution: BaseDistribution, value: Any) -> Any:
+    """Return a value of a dimension, or the nearest one that somebody would type."""
+    if isinstance(distribution, CategoricalDistribution):
+        return value
+    assert isinstance(distribution, IntDistribution | FloatDistribution)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    if step is not None:
+        value = step_of(low, step, round((value - low) / step))
+    elif isinstance(distribution, FloatDistribution):
+        return as_typed(value, low, high, log=distribution.log)
+    return type(low)(min(high, max(low, value)))

@@ -49,7 +49,8 @@ def exceeds_cap(
 
     Args:
         cap_kg_co2e: emissions of the best trial that meets the target; None: there is none yet.
-        share: share of the trial's steps from which `projected_kg_co2e` is projected.
+        share: the share of the trial's steps that `projected_kg_co2e` is computed from: steps made
+            since its first report ÷ all of its steps.
         projected_kg_co2e: emissions at the trial's end, if every step costs what those so far have
             cost.
         contended: whether other work uses its cores, too. Nothing is projected then: the first

@@ -10,7 +10,6 @@ grid's energy (means of three recorded tables), but less of the front's expensiv
 
 import numpy as np
 
-from carbonopt.core.arrays import Array
 from carbonopt.search.hypervolume import expected_improvement, front
 from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.models.features import Configurations
@@ -37,7 +36,7 @@ def propose_for_front(candidates: Configurations, knowledge: Knowledge) -> int:
     step_cost, cost_spread = knowledge.step_costs.predict(knowledge.encoder.system_rows(candidates))
     cost = np.log(knowledge.run_costs(candidates, np.exp(step_cost)))
     mean, spread = np.column_stack([cost, loss]), np.column_stack([cost_spread, loss_spread])
-    ends = _points(knowledge)
+    ends = knowledge.end_points
     known = ends[front(ends)]
     expected = np.concatenate([known, mean])
     expected = expected[front(expected)]
@@ -53,11 +52,4 @@ def propose_for_front(candidates: Configurations, knowledge: Knowledge) -> int:
 
 def on_front(knowledge: Knowledge) -> list[Observation]:
     """Return the complete trials of known cost that no other one dominates, by rising cost."""
-    return [knowledge.ends[index][0] for index in front(_points(knowledge))]
-
-
-def _points(knowledge: Knowledge) -> Array:
-    """Return the logarithm of the cost and the linked final loss of the complete trials, (n, 2)."""
-    losses, costs = np.array([end[1:] for end in knowledge.ends], dtype=float).reshape(-1, 2).T
-    logarithms = np.log(np.maximum(costs, np.finfo(float).tiny))
-    return np.column_stack([logarithms, knowledge.link.linked(losses)])
+    return [knowledge.ends[index][0] for index in front(knowledge.end_points)]

@@ -17,6 +17,22 @@ def front(points: Array) -> Indices:
     return np.asarray(order[seconds < before])
 
 
+def nearest_front(points: Array, count: int) -> list[int]:
+    """Return the indices of `count` points, (n, 2), that the fewest layers of others dominate.
+
+    The first layer is the front, the next one the front of the rest, and so on (non-dominated
+    sorting). The layers come in this order, each by its rising first coordinate.
+    """
+    left, nearest = np.arange(len(points)), list[int]()
+    while len(left) and len(nearest) < count:
+        layer = front(points[left])
+        if not len(layer):
+            break  # the rest has infinite second coordinates
+        nearest += left[layer].tolist()
+        left = np.delete(left, layer)
+    return nearest[:count]
+
+
 def hypervolume(front: Array, reference: Array) -> float:
     """Return the area that a front dominates up to a reference point.
 

@@ -15,11 +15,12 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from carbonopt.search.candidates import Distributions, movable
+from carbonopt.search.candidates import Distributions, key_of, movable, typed
 from carbonopt.space.search_space import SearchSpace, is_integer
 from carbonopt.spec.space_settings import Choices
 
 Trials = Sequence[FrozenTrial]
+FIXED = "fixed_params"  # Optuna's system attribute of a trial whose values were chosen beforehand
 # How often the inner sampler is asked before a random valid configuration is taken. A sampler that
 # has settled on a region where nothing new can exist could otherwise loop for ever, and a Gaussian
 # process is fitted anew each time.
@@ -35,7 +36,7 @@ INNER: dict[str, Callable[..., BaseSampler]] = {
 def distributions(space: SearchSpace) -> Distributions:
     """Return the free dimensions as Optuna distributions."""
     by_name: Distributions = {}
-    for name, domain in space.space.free().items():
+    for name, domain in space.dimensions.free().items():
         if isinstance(domain, Choices):
             by_name[name] = CategoricalDistribution(domain.choices)
         elif is_integer(name, domain):
@@ -49,10 +50,10 @@ def distributions(space: SearchSpace) -> Distributions:
 
 def all_run(trials: Trials, space: SearchSpace) -> bool:
     """Return whether every configuration of a finite space has been run or is running."""
-    names = list(space.space.free())
-    run = {_key(names, trial.params) for trial in trials if trial.params or not names}
+    names = list(space.dimensions.free())
+    run = {key_of(trial.params, names) for trial in trials if trial.params or not names}
     return space.combinations is not None and all(
-        _key(names, values) in run for values in space.combinations
+        key_of(values, names) in run for values in space.combinations
     )
 
 
@@ -74,7 +75,11 @@ def next_of_grid(
 
 
 class GivenValuesSampler(BaseSampler):
-    """A sampler that proposes the values that it is given, one for each of the dimensions."""
+    """A sampler that proposes the values that it is given, one for each of the dimensions.
+
+    Optuna stores a trial's values one by one. They are first stored together, as those of a queued
+    trial are: a worker that takes the trial over in between goes on with the same values.
+    """
 
     def __init__(self, values: Mapping[str, Any], distributions: Distributions) -> None:
         self._values, self._distributions = values, distributions
@@ -83,6 +88,14 @@ class GivenValuesSampler(BaseSampler):
         return self._distributions
 
     def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: Distributions
+    ) -> dict[str, Any]:
+        values = self._proposed(study, trial, search_space)
+        if values and FIXED not in trial.system_attrs:
+            study._storage.set_trial_system_attr(trial._trial_id, FIXED, values)
+        return values
+
+    def _proposed(
         self, study: Study, trial: FrozenTrial, search_space: Distributions
     ) -> dict[str, Any]:
         return dict(self._values)
@@ -113,12 +126,12 @@ class ValidSampler(GivenValuesSampler):
         )
         self._inner = INNER[name](seed=self._seed)
 
-    def sample_relative(
+    def _proposed(
         self, study: Study, trial: FrozenTrial, search_space: Distributions
     ) -> dict[str, Any]:
         names = list(search_space)
         known = {
-            _key(names, other.params) for other in self._trials if other.number != trial.number
+            key_of(other.params, names) for other in self._trials if other.number != trial.number
         }
         # Single-valued distributions hold nothing to learn from, and some samplers refuse them.
         searched = movable(search_space)
@@ -129,15 +142,12 @@ class ValidSampler(GivenValuesSampler):
             for name, distribution in search_space.items():
                 if name not in values:
                     values[name] = sampler.sample_independent(study, trial, name, distribution)
+            values = {name: typed(search_space[name], value) for name, value in values.items()}
             values = self._space.canonical(values)
-            if self._space.rule_broken(values) is None and _key(names, values) not in known:
+            if self._space.rule_broken(values) is None and key_of(values, names) not in known:
                 return values
         combinations = self._space.combinations or []
-        left = [values for values in combinations if _key(names, values) not in known]
+        left = [values for values in combinations if key_of(values, names) not in known]
         # Nothing new is left only for an interrupted trial that is asked for again, with its own
         # values already set.
         return left[int(np.random.default_rng(self._seed).integers(len(left)))] if left else {}
-
-
-def _key(names: list[str], values: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(values.get(name) for name in names)

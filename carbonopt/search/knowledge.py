@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,12 +14,14 @@ from carbonopt.core.arrays import Array, Mask
 from carbonopt.core.dimensions import StatedAffects, affecting
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import Kernels
+from carbonopt.search.hypervolume import nearest_front
 from carbonopt.search.models.collapse import chance_to_learn, highest_end
-from carbonopt.search.models.costs import SettingModel, chance_to_fit
-from carbonopt.search.models.curves import CurveModel, Link, Points
+from carbonopt.search.models.costs import SettingModel, chance_by_estimate, chance_to_fit
+from carbonopt.search.models.curves import FIT_ITERATIONS, CurveModel, Link, Points
 from carbonopt.search.models.features import Configurations, SpaceEncoder, comparable, steps_law
 from carbonopt.search.models.line import straight_line_loss
 from carbonopt.search.models.run_costs import RunCosts, first_costs
+from carbonopt.search.models.subset import MOST_FITTED, covering, spread_out
 from carbonopt.search.observation import Observation, Values
 
 PRIOR_POINTS = 120  # evaluations of all prior studies together that the loss model is fitted to
@@ -31,8 +33,10 @@ LIKELY_TO_FIT = 0.9
 # of one run.
 SPARE = 1.0
 
-# Distances on the link above the highest end of a trial that learned: where a trial that failed to
-# learn is taken to end; up to where curves count.
+# Two distances on the scale on which losses are modelled (`Link`). Both are measured upwards from
+# the highest loss with which a trial that learned has ended. A trial that failed to learn is
+# modelled as if it had ended `_COLLAPSED` above that loss. Losses more than `_BEGINNING` above it
+# are lowered to that level.
 _COLLAPSED, _BEGINNING = 0.2, 0.7
 _LEARNS = 0.1  # the linked loss of a training that learns falls by more than this
 
@@ -52,12 +56,14 @@ class Knowledge:
     distributions: Mapping[str, BaseDistribution]
     observations: Sequence[Observation]  # those of every trial that has begun, and of probes
     memory_gib: float | None = None  # memory of one device
-    effort: int = 40  # iterations when the curve model is fitted
+    effort: int = FIT_ITERATIONS  # iterations when the curve model is fitted
     affects: Mapping[str, StatedAffects] = field(default_factory=dict)  # see `affecting`
     # Observations of prior studies of the same or a similar task.
     earlier: Sequence[Sequence[Observation]] = ()
     # The literature's batch size and learning rate, by dimension name.
     advised: Mapping[str, float] = field(default_factory=dict)
+    # returns a configuration's estimated memory, see `Planner`; None: nothing is estimated
+    estimated_gib: Callable[[Mapping[str, Any]], float | None] | None = None
 
     @cached_property
     def earlier_studies(self) -> list["Knowledge"]:
@@ -102,8 +108,33 @@ class Knowledge:
         )
 
     @cached_property
+    def fitted(self) -> list[Observation]:
+        """The trials whose curves the model of the loss is fitted to, at most MOST_FITTED.
+
+        If there are more, half of them are the complete ones nearest to the front of cost and loss,
+        where the answer to any target lies, and the others are spread out over the space.
+        """
+        if len(self.observations) <= MOST_FITTED:
+            return list(self.observations)
+        trained = [trial for trial in self.observations if trial.diverged or trial.curve]
+        rows = self.encoder.curve_rows([trial.params for trial in trained])
+        chosen = spread_out(rows, MOST_FITTED, self._near_front(trained))
+        return [trained[index] for index in chosen.tolist()]
+
+    def _near_front(self, trials: Sequence[Observation]) -> list[int]:
+        """Return the places among these trials of those nearest to the front of cost and loss."""
+        place = {trial.number: index for index, trial in enumerate(trials)}
+        return [place[number] for number in self._nearest_front if number in place]
+
+    @cached_property
+    def _nearest_front(self) -> list[int]:
+        """The numbers of the trials nearest to the front, as many as half of MOST_FITTED."""
+        nearest = nearest_front(self.end_points, MOST_FITTED // 2)
+        return [self.ends[index][0].number for index in nearest]
+
+    @cached_property
     def _own_points(self) -> Points:
-        return self.encoder.points([self.as_modelled(trial) for trial in self.observations])
+        return self.encoder.points([self.as_modelled(trial) for trial in self.fitted])
 
     @cached_property
     def _shared_points(self) -> Points:
@@ -170,10 +201,10 @@ class Knowledge:
 
     @cached_property
     def _before_gap(self) -> float:
-        """The highest linked loss below the gap at which a trial ended (see `highest_end`).
+        """The highest linked loss at which a trial ended, of those below the gap.
 
-        It is taken over the complete trials, or over running and stopped ones while none is
-        complete.
+        `highest_end` says where the gap is. While no trial is complete, the last losses of running
+        and stopped trials count as ends.
         """
         return highest_end([end for _, end in self._linked_ends])
 
@@ -184,7 +215,7 @@ class Knowledge:
 
     @cached_property
     def _highest_end(self) -> float:
-        """The highest linked loss at which a trial that learned ended; infinite without any."""
+        """The highest linked loss at which a trial ended that learned; infinite if none did."""
         return max(
             (end for trial, end in self._linked_ends if not self.collapsed(trial)), default=math.inf
         )
@@ -197,7 +228,7 @@ class Knowledge:
 
     def chances_to_learn(self, rows: Array) -> Array:
         """Return the probability that a training learns, for rows of curves' ends, (n, columns)."""
-        evaluated = [trial for trial in self.observations if trial.diverged or trial.curve]
+        evaluated = [trial for trial in self.fitted if trial.diverged or trial.curve]
         known = (
             [self.encoder.curve_rows([trial.params for trial in evaluated])] if evaluated else []
         )
@@ -220,14 +251,15 @@ class Knowledge:
             effort=self.effort,
             earlier=len(self.earlier),
         )
-        shared, own = fitted(self._shared_points), set(self._own_points.trial.tolist())
-        if not self.earlier or not own:
+        shared = fitted(self._shared_points)
+        own_trials = set(self._own_points.trial.tolist())
+        if not self.earlier or not own_trials:
             return shared
         # If prior studies mislead, the shared model predicts this study's trials worse than the
         # model of its own trials does: each trial from all others, or the end of a single trial
         # from its beginning.
         alone = fitted(self._own_points)
-        return shared if shared.log_score(own) >= alone.log_score(own) else alone
+        return shared if shared.log_score(own_trials) >= alone.log_score(own_trials) else alone
 
     @cached_property
     def calibration(self) -> float:
@@ -239,11 +271,13 @@ class Knowledge:
         """
         ended = [
             trial
-            for trial in self.observations
+            for trial in self.fitted
             if trial.complete and trial.curve and not self.collapsed(trial)
         ]
-        own = [self.curves.points.trial == trial.number for trial in ended]
-        squares = [self.curves.surprise(mask) ** 2 for mask in own if mask.any() and not mask.all()]
+        masks = [self.curves.points.trial == trial.number for trial in ended]
+        squares = [
+            self.curves.surprise(mask) ** 2 for mask in masks if mask.any() and not mask.all()
+        ]
         return math.sqrt((EXPECTED_FROM + sum(squares)) / (EXPECTED_FROM + len(squares)))
 
     @property
@@ -275,6 +309,8 @@ class Knowledge:
             (trial, cost) for trial in self.observations if (cost := self._cost_per_step(trial))
         ]
         rows = self.encoder.system_rows([trial.params for trial, _ in costs])
+        kept = covering(rows, self._near_front([trial for trial, _ in costs]))
+        costs, rows = list(itertools.compress(costs, kept)), rows[kept]
         waits = np.array([trial.wait_fraction for trial, _ in costs])
         before = next(
             (
@@ -310,7 +346,14 @@ class Knowledge:
         expected, _ = self.curves.predict(self.encoder.curve_rows([trial.params for trial in met]))
         return list(itertools.compress(met, expected <= self.limit(target_loss, by_mean=True)))
 
-    @property
+    @cached_property
+    def end_points(self) -> Array:
+        """The logarithm of the cost and the linked final loss of each of `ends`, (n, 2)."""
+        losses, costs = np.array([end[1:] for end in self.ends], dtype=float).reshape(-1, 2).T
+        logarithms = np.log(np.maximum(costs, np.finfo(float).tiny))
+        return np.column_stack([logarithms, self.link.linked(losses)])
+
+    @cached_property
     def ends(self) -> list[tuple[Observation, float, float]]:
         """The complete trials of known cost, each with its final loss and that cost."""
         known = ((trial, trial.final_loss, trial.cost) for trial in self.observations)
@@ -328,7 +371,7 @@ class Knowledge:
 
     @property
     def overhead_cost(self) -> float:
-        """The mean of what the trials that ended cost beside their training."""
+        """The mean cost, beside their training, of the trials that have ended."""
         known = [
             trial.overhead_cost for trial in self.observations if trial.overhead_cost is not None
         ]
@@ -366,7 +409,7 @@ class Knowledge:
         The trial counts as having the number of steps that `steps` gives it: a dimension of the
         user's own may decide how many steps it makes, and is then a dimension of the cost.
         """
-        steps = float(self.steps([trial.params])[0])
+        steps = self.encoder.steps(trial.params)
         if trial.cost_per_step is None:
             return None if trial.cost is None else trial.cost / steps
         return trial.cost_per_step * (trial.total_steps or steps) / steps
@@ -378,14 +421,51 @@ class Knowledge:
 
     def chances_to_fit(self, configurations: Configurations) -> Array:
         """Return the probability that each configuration fits in a device's memory."""
-        measured = [
+        known, peaks = self._measured_memory
+        rows = self.encoder.memory_rows(configurations)
+        kept = covering(known)
+        chances = chance_to_fit(
+            rows, known[kept], list(itertools.compress(peaks, kept)), self.memory_gib
+        )
+        if self.estimated_gib is None or self.memory_gib is None or not len(rows):
+            return chances
+        estimates = _numbers(map(self.estimated_gib, configurations))
+        both = np.isfinite(self._estimates_of_measured)
+        by_estimate = chance_by_estimate(
+            estimates,
+            self._estimates_of_measured[both],
+            list(itertools.compress(peaks, both)),
+            self.memory_gib,
+        )
+        shown = set(map(tuple, known.round(9).tolist()))
+        measured_so = [tuple(row) in shown for row in rows.round(9).tolist()]
+        return np.where(np.isfinite(estimates) & ~np.array(measured_so), by_estimate, chances)
+
+    @cached_property
+    def _with_memory(self) -> list[Observation]:
+        """The trials whose memory is known: what they needed, or that they ran out of it."""
+        return [
             trial for trial in self.observations if trial.out_of_memory or trial.peak_memory_gib
         ]
-        peaks = [None if trial.out_of_memory else trial.peak_memory_gib for trial in measured]
-        known = self.encoder.memory_rows([trial.params for trial in measured])
-        return chance_to_fit(
-            self.encoder.memory_rows(configurations), known, peaks, self.memory_gib
-        )
+
+    @cached_property
+    def _measured_memory(self) -> tuple[Array, list[float | None]]:
+        """The rows of the trials with known memory, and their peaks; None: it ran out of it."""
+        peaks = [
+            None if trial.out_of_memory else trial.peak_memory_gib for trial in self._with_memory
+        ]
+        return self.encoder.memory_rows([trial.params for trial in self._with_memory]), peaks
+
+    @cached_property
+    def _estimates_of_measured(self) -> Array:
+        """The estimated memory of the trials with known memory; NaN: there is no estimate."""
+        assert self.estimated_gib is not None
+        return _numbers(self.estimated_gib(trial.params) for trial in self._with_memory)
+
+
+def _numbers(values: Iterable[float | None]) -> Array:
+    """Return the values as floats, NaN for None."""
+    return np.array([math.nan if value is None else value for value in values], float)
 
 
 def _kernels(values: Values) -> tuple[Any, ...]:

@@ -16,26 +16,23 @@ from optuna.trial import TrialState as OptunaState
 from pydantic import Field, ValidationError
 
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrainingParams
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import Quality
-from carbonopt.core.trial import EvalPoint, Kernels, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import Kernels, StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
 
 Values = Mapping[str, Any]  # a configuration's values, by its dimensions' names
 
-# User attributes of a trial in a study that is not carbonopt's. Only `values` of complete trials
-# are needed; with these attributes, stopped and running trials are observed as well.
-# [[optimizer step, sum ÷ count of the quality], ...]: mean NLL in nats, accuracy; NaN if it
-# diverged
+# Names of user attributes, see `_UserAttributes`.
 CURVE = "curve"
 TOTAL_STEPS = "total_steps"
-COST_PER_STEP = "cost_per_step"  # in the unit of the first objective
-PEAK_MEMORY_GIB = "peak_memory_gib"
-OUT_OF_MEMORY = "out_of_memory"
+COST_PER_STEP = "cost_per_step"
 
 UNTOLD_EXAMPLES = 1000
-_MOST_POINTS = 128  # kept of one curve; the recorded searches have at most 102
+_MOST_POINTS = 128  # points kept of one curve; the recorded searches have at most 102
 
-# The values that the models look into, each with what stands in for it where it is missing.
+# The dimensions whose meaning the models need, to compute learning rates and numbers of steps, each
+# with the value that stands in where a configuration lacks it.
 NEEDED = {
     **{
         "global_batch_size": 1,
@@ -49,10 +46,16 @@ NEEDED = {
 
 
 class _UserAttributes(Frozen):
-    """The user attributes from which a trial that is not carbonopt's is observed."""
+    """The user attributes from which a trial that is not carbonopt's is observed.
 
+    Only `values` of complete trials are needed. With these attributes, stopped and running trials
+    are observed as well.
+    """
+
+    # (optimizer step, sum ÷ count of the quality): mean NLL in nats, accuracy; NaN if it diverged
     curve: tuple[tuple[Finite, float], ...] = ()
     total_steps: int | None = Field(default=None, gt=0, le=10**18)
+    # in the unit of the first objective
     cost_per_step: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     peak_memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     out_of_memory: bool = False
@@ -138,20 +141,7 @@ def observe(
     cost, per_step = None, attributes.cost_per_step
     end = attributes.curve[-1][1] if attributes.curve else 0.0
     if complete:
-        if len(trial.values) != 2:
-            raise ValueError(
-                f"trial {trial.number} must have a cost and a {quality.name}, but has"
-                f" {trial.values}."
-            )
-        cost, value = trial.values
-        if not cost > 0 or quality.beyond(value) or math.isnan(value):
-            but = (
-                f"trial {trial.number} has {cost:g} and {value:g}; tell a trial that has none as"
-                " failed"
-            )
-            raise ValueError(
-                f"cost must be above 0 and {quality.name} {quality.bounds_text}, but {but}."
-            )
+        cost, value = _checked_values(trial, quality)
         cost = cost if math.isfinite(cost) else None
         # The trial's value is its end, whatever the curve says.
         end = quality.loss_of(value)
@@ -170,6 +160,25 @@ def observe(
         diverged=not math.isfinite(end),
         peak_memory_gib=attributes.peak_memory_gib,
     )
+
+
+def _checked_values(trial: FrozenTrial, quality: Quality) -> tuple[float, float]:
+    """Return the cost and the quality of a complete trial.
+
+    Raises:
+        ValueError: if it lacks one of them, or they are impossible.
+    """
+    if len(trial.values) != 2:
+        raise ValueError(
+            f"trial {trial.number} must have a cost and a {quality.name}, but has {trial.values}."
+        )
+    cost, value = trial.values
+    if not cost > 0 or quality.beyond(value) or math.isnan(value):
+        raise ValueError(
+            f"cost must be above 0 and {quality.name} {quality.bounds_text}, but trial"
+            f" {trial.number} has {cost:g} and {value:g}; tell a trial that has none as failed."
+        )
+    return cost, value
 
 
 def _check_steps(number: int, steps: Sequence[float], total: int | None) -> None:
@@ -261,7 +270,7 @@ def examples(point: EvalPoint, quality: Quality) -> float:
 
 
 def trial_params(values: Values) -> TrainingParams:
-    """Return the part of a configuration that the models look into."""
+    """Return the part of a configuration whose meaning the models need (`NEEDED`)."""
     known = {name: values.get(name, default) for name, default in NEEDED.items()}
     # A scheduler of another library is taken for one that falls linearly.
     if known["lr_scheduler"] not in LR_SCHEDULERS:

@@ -54,7 +54,7 @@ def worth_probing(
     """Return the index of the configuration whose probe is expected to save most.
 
     The configurations all reach the same quality, so the trial takes the one that seems cheapest.
-    None is returned if no probe is expected to save more than it costs.
+    The result is None if no probe is expected to save more than it costs.
 
     A probe can show that its configuration is cheaper than the one that seems cheapest now. The
     expected difference is what the probe saves in one training (the knowledge gradient of Frazier,

@@ -19,6 +19,7 @@ from carbonopt.core.arrays import Array, Indices, Mask
 from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.models.costs import distinct
 from carbonopt.search.models.features import Configurations
+from carbonopt.search.models.subset import MOST_FITTED
 from carbonopt.search.observation import Observation
 
 DRAWS = 256
@@ -83,6 +84,47 @@ def first(candidates: Configurations, rng: Generator, advised: Mapping[str, floa
     return int(np.argmin(distance))
 
 
+@dataclass(frozen=True)
+class _Curves:
+    """The learning curves of candidates. Those that differ only in their costs share a curve."""
+
+    rows: Array  # of the curve model, (curves, columns)
+    which: Indices  # each candidate's curve, (candidates,)
+    mean: Array  # the expected final loss, (curves,)
+    learns: Array  # the chance that the training learns at all, (curves,)
+    log_meets: Array  # the logarithm of the chance to meet the target, (curves,)
+
+    @classmethod
+    def of(cls, candidates: Configurations, knowledge: Knowledge, limit: float) -> "_Curves":
+        """Predict the curves; `limit` is the loss that meets the target (`Knowledge.limit`)."""
+        rows, which = distinct(knowledge.encoder.curve_rows(candidates))
+        mean, spread = knowledge.curves.predict(rows)
+        learns = knowledge.chances_to_learn(rows)
+        log_meets = log_ndtr((limit - mean) / (knowledge.calibration * spread)) + np.log(
+            np.maximum(learns, _LEAST_CHANCE)
+        )
+        return cls(rows, which, mean, learns, log_meets)
+
+    def only(self, kept: Indices, candidates: Indices) -> "_Curves":
+        """Return the `kept` curves, sorted, for these of the candidates, which all have one."""
+        return _Curves(
+            self.rows[kept],
+            np.searchsorted(kept, self.which[candidates]),
+            self.mean[kept],
+            self.learns[kept],
+            self.log_meets[kept],
+        )
+
+    def draw_losses(self, knowledge: Knowledge, rng: Generator, *, by_mean: bool) -> Array:
+        """Draw the final losses jointly, (curves, DRAWS); infinite where the training fails."""
+        drawn = knowledge.curves.sample(self.rows, DRAWS, rng, means=by_mean)
+        losses = self.mean[:, None] + knowledge.calibration * (drawn - self.mean[:, None])
+        # One draw for all candidates: one that is less likely to learn does so only where all
+        # likelier ones do.
+        learnt = self.learns.max() * rng.random(DRAWS) < self.learns[:, None]
+        return np.where(learnt, losses, np.inf)
+
+
 def propose(
     candidates: Configurations,
     knowledge: Knowledge,
@@ -113,27 +155,16 @@ def propose(
     if not len(left):
         return None
     candidates = [candidates[index] for index in left.tolist()]
-    rows, which = distinct(knowledge.encoder.curve_rows(candidates))
-    mean, spread = knowledge.curves.predict(rows)
-    learns = knowledge.chances_to_learn(rows)
-    log_meets = log_ndtr((limit - mean) / (knowledge.calibration * spread)) + np.log(
-        np.maximum(learns, _LEAST_CHANCE)
-    )
-    if len(rows) > ROWS:
-        kept = _promising(candidates, which, log_meets, knowledge)
-        promising = np.flatnonzero(np.isin(which, kept))
+    curves = _Curves.of(candidates, knowledge, limit)
+    if len(curves.rows) > ROWS:
+        kept = _promising(candidates, curves.which, curves.log_meets, knowledge)
+        promising = np.flatnonzero(np.isin(curves.which, kept))
         left, costs = left[promising], costs[promising]
         candidates = [candidates[index] for index in promising.tolist()]
-        which = np.searchsorted(kept, which[promising])
-        rows, mean, learns, log_meets = rows[kept], mean[kept], learns[kept], log_meets[kept]
-    meets = np.exp(log_meets)[which]
-    drawn = knowledge.curves.sample(rows, DRAWS, rng, means=by_mean)
-    losses = mean[:, None] + knowledge.calibration * (drawn - mean[:, None])
-    # One draw for all candidates: one that is less likely to learn does so only where all likelier
-    # ones do.
-    losses = np.where(learns.max() * rng.random(DRAWS) < learns[:, None], losses, np.inf)
+        curves = curves.only(kept, promising)
+    losses = curves.draw_losses(knowledge, rng, by_mean=by_mean)
     saves = costs < best_cost * (1 - _NO_SAVING)
-    price = np.where(saves & (losses <= limit)[which], costs, np.inf)
+    price = np.where(saves & (losses <= limit)[curves.which], costs, np.inf)
     cheapest = price.min(0)
     reached = np.isfinite(cheapest)
     answers = (price <= cheapest * (1 + TIE)) & reached
@@ -143,17 +174,32 @@ def propose(
     if not reached.any():
         # No draw meets the target: there is most to learn from the candidate that comes closest,
         # the cheapest one where several do.
-        often += _how_often_closest(losses, knowledge.have_ended(rows), costs, which)
-    # A geometric mean: the arithmetic mean of a cost that may be several times higher or lower says
-    # little about what it will be.
-    mean_cost, cheaper = np.exp(np.log(costs).mean(1)), np.maximum(1 / DRAWS, saves.mean(1))
-    trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
-    beside = knowledge.overhead_cost + knowledge.compile_costs(candidates)
-    spend = cheaper * trying + (1 - cheaper) * SPENT_ON_A_STOP * mean_cost + beside
+        have_ended = knowledge.have_ended(curves.rows)
+        often += _how_often_closest(losses, have_ended, costs, curves.which)
+    meets = np.exp(curves.log_meets)[curves.which]
+    cheaper = np.maximum(1 / DRAWS, saves.mean(1))
+    spend = _expected_costs(costs, meets, cheaper) + (
+        knowledge.overhead_cost + knowledge.compile_costs(candidates)
+    )
     index = int(((often / DRAWS + 1e-6 * meets * cheaper) / spend).argmax())
     gain = float((best_cost - cheapest)[reached].sum() / DRAWS) if meeting else math.inf
     chance = float((answers[index] / np.maximum(1, answers.sum(0))).mean())
     return Proposal(int(left[index]), float(spend[index]), gain, chance, float(reached.mean()))
+
+
+def _expected_costs(costs: Array, meets: Array, cheaper: Array) -> Array:
+    """Return the expected costs of trying candidates, (candidates,).
+
+    Args:
+        costs: draws of the costs of whole runs, (candidates, DRAWS).
+        meets: the chances to meet the target.
+        cheaper: the chances to be cheaper than the best trial.
+    """
+    # A geometric mean: the arithmetic mean of a cost that may be several times higher or lower says
+    # little about what it will be.
+    mean_cost = np.exp(np.log(costs).mean(1))
+    trying = mean_cost * (meets + (1 - meets) * SPENT_ON_A_MISS)
+    return np.asarray(cheaper * trying + (1 - cheaper) * SPENT_ON_A_STOP * mean_cost)
 
 
 def _may_save(
@@ -161,8 +207,9 @@ def _may_save(
 ) -> tuple[Indices, Array, Array]:
     """Return which candidates are likely to fit in memory and to be cheaper than the best trial.
 
-    Likely to be cheaper means a chance of LEAST_CHANCE. None is returned if none has that chance to
-    save LEAST_SAVING. If no trial meets the target, every candidate counts as cheaper.
+    Likely to be cheaper means a chance of LEAST_CHANCE. If no candidate has that chance to save
+    LEAST_SAVING, no candidates are returned: the first two arrays are empty. If no trial meets the
+    target, every candidate counts as cheaper.
 
     Returns:
         The candidates' indices, draws of their costs, (k, DRAWS), and draws of the cost of the
@@ -195,7 +242,9 @@ def _drawn_costs(
 
     The latter are infinite if there are no trials.
     """
-    costs, known = knowledge.runs.draws(candidates, meeting, count, rng)
+    # The cheapest one is hardly ever another than one of the cheapest as measured.
+    cheapest = sorted(meeting, key=lambda trial: trial.cost or math.inf)[:MOST_FITTED]
+    costs, known = knowledge.runs.draws(candidates, cheapest, count, rng)
     return costs, known.min(0, initial=math.inf)
 
 

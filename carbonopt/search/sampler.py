@@ -1,21 +1,20 @@
-"""The Optuna sampler that weighs what its proposals cost.
+"""The Optuna sampler that weighs what its proposals cost, for any Optuna study.
 
-It serves carbonopt's studies, and any Optuna study that minimizes a cost and optimizes a quality,
-and whose parameters have carbonopt's names (`global_batch_size`, `learning_rate`, ...). See
-`observation` for the user attributes that let it learn from unfinished trials, too.
+It serves studies that minimize a cost and optimize a quality, and whose parameters have carbonopt's
+names (`global_batch_size`, `learning_rate`, ...). See `observation` for the user attributes that
+let it learn from unfinished trials, too. carbonopt's own studies use its `Planner` alone.
 """
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any, Literal, get_args
 from zlib import crc32
 
 import numpy as np
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.storages import BaseStorage
@@ -25,61 +24,24 @@ from optuna.trial import FrozenTrial, Trial
 from carbonopt.core.dimensions import DIMENSIONS, StatedAffects
 from carbonopt.core.errors import shortened
 from carbonopt.core.quality import QUALITIES, Quality
-from carbonopt.search.candidates import ENUMERATED, Candidates, Distributions, Values, draw, movable
-from carbonopt.search.front_proposal import on_front, propose_for_front
+from carbonopt.search.candidates import Distributions, Values, draw, movable
 from carbonopt.search.knowledge import Knowledge
-from carbonopt.search.models.curves import one_blas_thread
-from carbonopt.search.models.features import ADVISED, check_dimensions, check_values
-from carbonopt.search.observation import Observation, observe, trial_params
-from carbonopt.search.probe_plan import Probing, cheapest, failed_by, worth_probing
-from carbonopt.search.proposal import Proposal, first, propose
+from carbonopt.search.models.features import ADVISED, check_dimensions
+from carbonopt.search.observation import observe
+from carbonopt.search.planner import CLAIM, Planner, values_of
 from carbonopt.search.pruning import forecast_of_miss
 
-CENTRES = 3  # number of the best trials near which a large space is searched more densely
-SHORT_FIT_FROM = 30  # number of trials from which on the models' parameters hardly change
-
-# System attribute of a trial: the values that its worker is about to give it. It shows several
-# workers of an Optuna study of the user's own what the others are about to try; Optuna itself
-# stores a value only when the trial asks for it. The workers of a carbonopt study choose under a
-# lock instead (`storage.workers`).
-CLAIM = "carbonopt:claim"
-_MOST_TRIALS = 10**9  # bound that keeps the numbers of prior studies' trials apart
 WITHDRAW_S = 2.0  # how long a worker waits for another one to withdraw the same claim
 
 
-@dataclass(frozen=True)
-class Left:
-    """Counts of the configurations that a search has left."""
-
-    untried: int  # configurations among which the next trial is chosen
-    # whether these are all that are left; otherwise they were drawn from a larger space
-    is_all: bool
-    unlikely_to_fit: int = 0  # untried configurations that are unlikely to fit in memory
-    failed: int = 0  # further configurations, whose settings failed in a probe
-
-
-@dataclass(frozen=True)
-class NextTrial:
-    """The next trial's values, the expectations of it, and the knowledge that they come from."""
-
-    values: Values | None  # None: nothing is left that could be the answer
-    # None for the first trial, of which nothing can be expected, and if the front is searched
-    proposal: Proposal | None
-    knowledge: Knowledge
-    # what to measure by a few steps before these values are settled; None: nothing is worth it
-    probe_values: Values | None
-    left: Left
-    meeting: frozenset[int]  # numbers of the trials that meet the target, as far as is known
-
-
-class CarbonSampler(BaseSampler):
+class CarbonSampler(Planner, BaseSampler):
     """A sampler that looks for the cheapest configuration that meets the target, at little cost.
 
     It proposes the configuration that is most likely to be the answer, per unit of the cost that
     trying it is expected to have. The study needs two objectives: a cost to minimize, in any unit,
     and the quality. (carbonopt's own studies store kg CO2e; there the sampler takes the costs from
-    the trials' records, in kWh.) Several workers can share a study: no two run the same
-    configuration while others are left.
+    the trials' records, in kWh.) Several workers can share a study. They run different
+    configurations for as long as there is one that has not been tried.
 
     Args:
         quality: the second objective: `"perplexity"`, `"accuracy"` or another name of
@@ -105,6 +67,9 @@ class CarbonSampler(BaseSampler):
             dimension is named.
         memory_gib: memory of one device in GiB, to stay away from configurations that don't fit.
             None: not known.
+        estimated_gib: returns a configuration's estimated memory in GiB, with the margin that the
+            estimate needs, or None where there is no estimate. A configuration that no trial has
+            shown to fit or not is judged by it. None: nothing is estimated.
         learn_from: a list of trials for each prior study of the same or a similar task, such as
             `[earlier.trials]`. They are observed as this study's own are.
         search_space: the dimensions, as Optuna's distributions by their names. None: those of the
@@ -133,88 +98,40 @@ class CarbonSampler(BaseSampler):
         confirmed: bool = False,
         advised: Mapping[str, float] | None = None,
         memory_gib: float | None = None,
+        estimated_gib: Callable[[Mapping[str, Any]], float | None] | None = None,
         learn_from: Sequence[Sequence[FrozenTrial]] = (),
         search_space: Mapping[str, BaseDistribution] | None = None,
         seed: int | None = 0,
     ) -> None:
-        if not isinstance(quality, Quality) and quality not in QUALITIES:
-            raise ValueError(f"quality must be one of {', '.join(QUALITIES)}, but got {quality!r}.")
-        self._quality = quality if isinstance(quality, Quality) else QUALITIES[quality]
-        if not _is_number(target) or not math.isfinite(target) or self._quality.beyond(target):
-            raise ValueError(
-                f"target must be a finite {self._quality.name}, {self._quality.bounds_text}, but"
-                f" got {target!r}."
-            )
+        known = _known_quality(quality)
+        _check_target(known, target)
         if goal not in ("recommend", "front"):
             raise ValueError(f"goal must be 'recommend' or 'front', but got {goal!r}.")
-        if memory_gib is not None and not (_is_number(memory_gib) and memory_gib > 0):
-            raise ValueError(
-                "memory_gib must be above 0, or None where it is not known, but got"
-                f" {memory_gib!r}."
-            )
-        if seed is not None and (not isinstance(seed, int) or seed < 0):
-            raise ValueError(
-                "seed must be a whole number from 0, or None for another one each time, but got"
-                f" {seed!r}."
-            )
-        if search_space is not None and not isinstance(search_space, Mapping):
-            raise ValueError(
-                "search_space must give dimensions by their names, but got"
-                f" {shortened(search_space)}."
-            )
-        if listed is not None:
-            _check_listed(listed, search_space or {})
+        _check_memory_and_seed(memory_gib, seed)
+        _check_space(search_space, listed)
         _check_given(affects, advised)
-        if isinstance(learn_from, FrozenTrial | str) or not isinstance(learn_from, Sequence):
-            raise ValueError(
-                f"learn_from must be a list of studies' trials, but is {shortened(learn_from)}."
-            )
-        for study, trials in enumerate(learn_from):
-            if not isinstance(trials, Sequence) or not all(
-                isinstance(trial, FrozenTrial) for trial in trials
-            ):
-                raise ValueError(
-                    f"learn_from[{study}] must be an earlier study's trials, but is"
-                    f" {shortened(trials)}."
-                )
-        self._affects, self._advised = dict(affects or {}), dict(advised or {})
-        self._target_loss = self._quality.loss_of(target)
-        self._goal, self._complete, self._confirmed, self._memory_gib = (
-            goal,
-            complete,
-            confirmed,
-            memory_gib,
+        _check_learn_from(learn_from)
+        super().__init__(
+            known,
+            target,
+            goal=goal,
+            valid=valid or (lambda values: True),
+            listed=listed,
+            canonical=canonical,
+            complete=complete,
+            affects=affects or {},
+            settings_decide_cost=False,  # how many steps a user's own training makes is not known
+            confirmed=confirmed,
+            advised=advised or {},
+            memory_gib=memory_gib,
+            estimated_gib=estimated_gib,
+            learn_from=learn_from,
+            seed=int(np.random.default_rng().integers(2**32)) if seed is None else seed,
         )
-        self._valid, self._listed, self._canonical = (
-            valid or (lambda values: True),
-            listed,
-            canonical,
-        )
-        self._seed = int(np.random.default_rng().integers(2**32)) if seed is None else seed
-        self._earlier = [self._of_earlier(trials, study) for study, trials in enumerate(learn_from)]
         self._given_space = search_space
         self._search_space = IntersectionSearchSpace(include_pruned=True)
         # The place of the latest trial, and the knowledge from the trials before it.
         self._before: tuple[_Place, Knowledge] | None = None
-
-    def _of_earlier(self, trials: Sequence[FrozenTrial], study: int) -> list[Observation]:
-        """Return the observations of a prior study, with numbers that no other trial has.
-
-        Numbers are negative and made of the trial's place in `learn_from`, because all trials of
-        `optuna.create_trial` share one number.
-        """
-        begins, observations = _MOST_TRIALS * study + 1, []
-        for place, trial in enumerate(trials):
-            try:
-                # The trial's own values take precedence over what is fixed in this study.
-                observation = observe(
-                    trial, self._quality, lambda values: {**self._completed(values), **values}
-                )
-            except ValueError as error:
-                raise ValueError(f"learn_from[{study}][{place}]: {error}") from error
-            if observation is not None:
-                observations.append(replace(observation, number=-begins - place))
-        return observations
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         needed, directions = (
@@ -309,170 +226,58 @@ class CarbonSampler(BaseSampler):
         target_loss = self._target_loss if self._goal == "recommend" else None
         return own is not None and forecast_of_miss(before[1], own, target_loss) is not None
 
-    def knowledge(
-        self,
-        trials: Sequence[FrozenTrial],
-        distributions: Distributions,
-        probes: Sequence[Observation] = (),
-    ) -> Knowledge:
-        """Return the knowledge that these trials and probes give."""
-        observed = (observe(trial, self._quality, self._completed) for trial in trials)
-        observations = [observation for observation in observed if observation is not None]
-        effort = 40 if len(observations) < SHORT_FIT_FROM else 12
-        return Knowledge(
-            self._quality,
-            distributions,
-            [*observations, *probes],
-            self._memory_gib,
-            effort,
-            self._affects,
-            self._earlier,
-            self._advised,
-        )
-
-    @one_blas_thread()
-    def plan(
-        self,
-        trials: Sequence[FrozenTrial],
-        distributions: Distributions,
-        number: int,
-        refuted: Collection[int] = (),
-        probes: Sequence[Observation] = (),
-        probing: Probing | None = None,
-        queued: Values | None = None,
-    ) -> NextTrial:
-        """Plan the next trial, after these trials.
-
-        Args:
-            number: the number that the trial will have; it decides the draws.
-            refuted: numbers of trials that don't count as meeting the target, since repeats of them
-                missed it.
-            probes: observations of probes, which ran a few steps alone.
-            probing: what the study knows of its probes. None: there are no further probes, and
-                settings are chosen by whole trials.
-            queued: values that the trial has already, if some are fixed.
-        """
-        rng, names = np.random.default_rng([self._seed, number]), distributions.keys()
-        knowledge = self.knowledge(trials, distributions, probes)
-        meeting = self.meeting(knowledge, refuted)
-        good = self._good(knowledge, meeting, rng)
-        best = (trial.params for trial in trials if trial.number in good[:CENTRES])
-        centres = [
-            {name: params[name] for name in names} for params in best if names <= params.keys()
-        ]
-        space = self._candidates(distributions, queued or {})
-        tried = _tried(trials, distributions)
-        untried = space.untried(tried, centres, rng)
-        candidates = [values for values in untried if not failed_by(values, probes, self._affects)]
-        completed = [self._completed(values) for values in candidates]
-        index, proposal = None, None
-        if candidates and not any(trial.curve for trial in knowledge.observations):
-            likely = np.flatnonzero(knowledge.likely_to_fit(completed))
-            index = likely[
-                first([completed[place] for place in likely], rng, knowledge.begins_near)
-            ]
-        elif candidates and self._goal == "front":
-            index = propose_for_front(completed, knowledge)
-        elif candidates:
-            by_mean = self._confirmed or space.listed is None
-            proposal = propose(
-                completed, knowledge, self._target_loss, meeting, rng, by_mean=by_mean
-            )
-            index = proposal and proposal.index
-        values, probe = None if index is None else candidates[index], None
-        if values is not None and probing is not None:
-            # The learning rate may depend on the number of ranks, which leave the quality alone
-            # otherwise.
-            rate = self._rate(values)
-            alike = (
-                other
-                for other in space.alike(values, tried)
-                if not failed_by(other, probes, self._affects)
-            )
-            same = [other for other in alike if self._rate(other) == rate]
-            whole = [self._completed(other) for other in same]
-            chance = 0.0 if proposal is None else proposal.chance
-            measured = worth_probing(whole, knowledge, probing, chance, rng)
-            probe = None if measured is None else same[measured]
-            values = same[cheapest(whole, knowledge)]
-        fitting = (
-            len(candidates)
-            if values or not candidates
-            else int(knowledge.likely_to_fit(completed).sum())
-        )
-        left = Left(
-            untried=len(candidates),
-            is_all=space.listed is not None and len(space.listed) <= ENUMERATED,
-            unlikely_to_fit=len(candidates) - fitting,
-            failed=len(untried) - len(candidates),
-        )
-        return NextTrial(
-            values, proposal, knowledge, probe, left, frozenset(trial.number for trial in meeting)
-        )
-
-    def _good(
-        self, knowledge: Knowledge, meeting: Sequence[Observation], rng: np.random.Generator
-    ) -> list[int]:
-        """Return the numbers of the trials near which to look.
-
-        These are the cheapest that meet the target or, if the front is searched, those of the front
-        in random order. If there are none, they are the trials that came closest to the target.
-        """
-        good = [
-            trial.number for trial in sorted(meeting, key=lambda trial: (trial.cost, trial.number))
-        ]
-        if self._goal == "front":
-            good = rng.permutation([trial.number for trial in on_front(knowledge)]).tolist()
-        return good or [
-            trial.number for trial, *_ in sorted(knowledge.ends, key=lambda end: end[1])
-        ]
-
-    def _rate(self, values: Values) -> float | None:
-        """Return the learning rate that the optimizer gets."""
-        return trial_params(self._completed(values)).optimizer_learning_rate
-
-    def _candidates(self, distributions: Distributions, queued: Values) -> Candidates:
-        """Return the candidates of these dimensions, some of which may be fixed to a queued value.
-
-        Args:
-            queued: values that the trial has already, by dimension.
-        """
-        given = {
-            name: CategoricalDistribution([queued[name]])
-            for name in distributions
-            if name in queued
-        }
-        listed = self._listed
-        if listed is not None:
-            listed = [
-                values
-                for values in listed
-                if all(values.get(name) == queued[name] for name in given)
-            ]
-        return Candidates(
-            {**distributions, **given}, self._valid, listed, self._canonical, self._affects
-        )
-
-    def _completed(self, values: Values) -> Values:
-        """Return these values together with what is fixed."""
-        fixed = self._complete(dict(values))
-        if not isinstance(fixed, Mapping):
-            raise ValueError(
-                f"complete must return what is fixed by its names, but returned {shortened(fixed)}."
-            )
-        check_values(
-            {name: value for name, value in fixed.items() if value is not values.get(name, fixed)}
-        )
-        return {**values, **fixed}
-
-    def meeting(self, knowledge: Knowledge, refuted: Collection[int]) -> list[Observation]:
-        """Return the trials of known cost that meet the target as far as is known."""
-        meeting = knowledge.meeting(self._target_loss, by_mean=self._confirmed)
-        return [trial for trial in meeting if trial.number not in refuted]
-
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _known_quality(quality: Any) -> Quality:
+    if not isinstance(quality, Quality) and quality not in QUALITIES:
+        raise ValueError(f"quality must be one of {', '.join(QUALITIES)}, but got {quality!r}.")
+    return quality if isinstance(quality, Quality) else QUALITIES[quality]
+
+
+def _check_target(quality: Quality, target: Any) -> None:
+    if not _is_number(target) or not math.isfinite(target) or quality.beyond(target):
+        raise ValueError(
+            f"target must be a finite {quality.name}, {quality.bounds_text}, but got {target!r}."
+        )
+
+
+def _check_memory_and_seed(memory_gib: Any, seed: Any) -> None:
+    if memory_gib is not None and not (_is_number(memory_gib) and memory_gib > 0):
+        raise ValueError(
+            f"memory_gib must be above 0, or None where it is not known, but got {memory_gib!r}."
+        )
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        raise ValueError(
+            "seed must be a whole number from 0, or None for another one each time, but got"
+            f" {seed!r}."
+        )
+
+
+def _check_space(search_space: Any, listed: Any) -> None:
+    if search_space is not None and not isinstance(search_space, Mapping):
+        raise ValueError(
+            f"search_space must give dimensions by their names, but got {shortened(search_space)}."
+        )
+    if listed is not None:
+        _check_listed(listed, search_space or {})
+
+
+def _check_learn_from(learn_from: Any) -> None:
+    if isinstance(learn_from, FrozenTrial | str) or not isinstance(learn_from, Sequence):
+        raise ValueError(
+            f"learn_from must be a list of studies' trials, but is {shortened(learn_from)}."
+        )
+    for study, trials in enumerate(learn_from):
+        if not isinstance(trials, Sequence) or not all(
+            isinstance(trial, FrozenTrial) for trial in trials
+        ):
+            raise ValueError(
+                f"learn_from[{study}] must be an earlier study's trials, but is"
+                f" {shortened(trials)}."
+            )
 
 
 def _check_given(affects: Any, advised: Any) -> None:
@@ -534,16 +339,6 @@ def _place(study: Study, number: int) -> _Place:
     return study._storage, study._study_id, number
 
 
-def _tried(trials: Sequence[FrozenTrial], distributions: Distributions) -> set[tuple[Any, ...]]:
-    return {tuple(values.get(name) for name in distributions) for values in map(_values_of, trials)}
-
-
-def _values_of(trial: FrozenTrial) -> Values:
-    """Return the values of a trial and, if it has not finished, those that it is going to have."""
-    coming = {} if trial.state.is_finished() else trial.system_attrs
-    return {**coming.get(CLAIM, {}), **coming.get("fixed_params", {}), **trial.params}
-
-
 def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
     """Return whether a trial may have these values, which no other running trial has claimed.
 
@@ -558,7 +353,7 @@ def _claim(study: Study, trial: FrozenTrial, values: Values) -> bool:
         same = [
             other.number
             for other in study.get_trials(deepcopy=False)
-            if values.items() <= _values_of(other).items()
+            if values.items() <= values_of(other).items()
         ]
         rivals = [number for number in same if number != trial.number]
         if not rivals:

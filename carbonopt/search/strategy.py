@@ -13,9 +13,11 @@ from optuna.trial import FrozenTrial
 from optuna.trial import TrialState as OptunaState
 
 from carbonopt.analysis.confirmation import refuted
+from carbonopt.analysis.gpu_memory import EstimatedNeeds
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import count_text, energy_text
-from carbonopt.core.trial import EvalPoint, Forecast, Kernels, StopReason, TrialRecord
+from carbonopt.core.trial import Forecast, Kernels, StopReason, TrialRecord
 from carbonopt.search.candidates import Values, draw, movable
 from carbonopt.search.inner_samplers import (
     GivenValuesSampler,
@@ -26,11 +28,12 @@ from carbonopt.search.inner_samplers import (
     next_of_grid,
 )
 from carbonopt.search.observation import of_evaluations, of_probe
+from carbonopt.search.planner import Left, NextTrial, Planner
 from carbonopt.search.probe_plan import Probing
 from carbonopt.search.proposal import LEAST_CHANCE, LEAST_SAVING
 from carbonopt.search.pruning import forecast_of_miss
-from carbonopt.search.sampler import CarbonSampler, Left, NextTrial
 from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.model_memory import ModelMemory
 from carbonopt.spec.study_config import StudyConfig
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would break the live display
@@ -46,7 +49,8 @@ class Strategy:
     Args:
         memory_gib: memory of one device; None where it is not known.
         earlier: the trials of the prior studies that this one learns from.
-        advised: the literature's values, see `CarbonSampler`.
+        advised: the literature's values, see `Planner`.
+        memory: the memory that the model needs; None where it is not known.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Strategy:
         memory_gib: float | None,
         earlier: Sequence[Sequence[FrozenTrial]] = (),
         advised: Mapping[str, float] | None = None,
+        memory: ModelMemory | None = None,
     ) -> None:
         self.config, self.space = config, space
         self.distributions = distributions(space)
@@ -64,7 +69,7 @@ class Strategy:
         self._single = {
             name: draw(dist, any_rng) for name, dist in self.distributions.items() if dist.single()
         }
-        self.carbon = CarbonSampler(
+        self.carbon = Planner(
             config.quality,
             config.target.value,
             goal=config.search.goal,
@@ -75,9 +80,11 @@ class Strategy:
                 exclude_none=True
             ),
             affects=config.search.space.affects(),
+            settings_decide_cost=config.settings_decide_cost,
             confirmed=config.confirm is not None,
-            advised=advised,
+            advised=advised or {},
             memory_gib=memory_gib,
+            estimated_gib=None if memory is None else EstimatedNeeds(memory),
             learn_from=earlier,
             seed=config.search.seed,
         )
@@ -178,13 +185,16 @@ class TrialPlan:
 
     @property
     def audits(self) -> bool:
-        """Whether the trial runs on as an audit even if it should be pruned."""
+        """True if the trial runs on as an audit even if it should be pruned."""
         search = self.strategy.config.search
         draw = np.random.default_rng([search.seed, self.number, _AUDIT]).random()
         return bool(draw < search.pruning.audit)
 
     def pruning_rule(self, params: TrialParams) -> PruningRule:
-        """Return the rule that says why the trial can no longer matter; None while it can."""
+        """Return a function that says why a trial with these parameters can no longer matter.
+
+        It returns the forecast of a miss, or None while the trial can still matter.
+        """
         config, values = self.strategy.config, params.model_dump(exclude_none=True)
         target_loss = (
             None if config.search.goal == "front" else config.quality.loss_of(config.target.value)
@@ -192,8 +202,8 @@ class TrialPlan:
         knowledge, number = self._next_trial.knowledge, self.number
 
         def rule(evals: Sequence[EvalPoint], total_steps: int) -> Forecast | None:
-            own = of_evaluations(number, values, evals, total_steps, config.quality)
-            return forecast_of_miss(knowledge, own, target_loss)
+            observation = of_evaluations(number, values, evals, total_steps, config.quality)
+            return forecast_of_miss(knowledge, observation, target_loss)
 
         return rule
 
@@ -237,16 +247,24 @@ class TrialPlan:
 
 
 def _nothing_left(left: Left) -> str:
-    """Say why no configuration that is left is tried.
+    """Say why the search tries none of the configurations that are left.
 
     The text says what the model knows of the configurations, and which ones are left out.
     """
     failed = f"{count_text(left.failed, 'configuration')} with settings that failed in a probe"
+    # drawn from a space that has more
+    which = "untried" if left.is_all else "drawn"
+    as_costly = (
+        f"{count_text(left.no_cheaper, f'{which} configuration')} that can save nothing: they"
+        " differ from a trial that met the target only in settings that don't change the cost"
+    )
+    if not left.untried and left.no_cheaper:
+        also = f"; left out: {failed}" if left.failed else ""
+        return f"nothing is left but {as_costly}{also}"
     if not left.untried and left.failed:
         return f"nothing is left but {failed}"
     if not left.untried:
         return "no further configuration that can exist was found in the search space"
-    which = "untried" if left.is_all else "drawn"  # drawn from a space that has more
     considered = count_text(left.untried - left.unlikely_to_fit, f"{which} configuration")
     says = (
         f"a chance of {100 * LEAST_CHANCE:g} % or more to use over {100 * LEAST_SAVING:g} % less"
@@ -255,4 +273,5 @@ def _nothing_left(left: Left) -> str:
     why = f"the model gives none of {considered} {says}"
     if left.unlikely_to_fit:
         why += f"; {left.unlikely_to_fit} more are unlikely to fit in memory"
-    return f"{why}; left out: {failed}" if left.failed else why
+    left_out = [*([failed] if left.failed else []), *([as_costly] if left.no_cheaper else [])]
+    return f"{why}; left out: {', and '.join(left_out)}" if left_out else why

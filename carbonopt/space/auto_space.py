@@ -277,16 +277,17 @@ def _choose_stage(draft: Draft) -> tuple[int, ...]:
     """Choose the least ZeRO stage and offload that memory needs, and return the stages."""
     facts = draft.facts
     ranks, memory = facts.world_size, _memory(facts)
-    weights, rest = facts.parameters or 0, _STATE_BYTES - _WEIGHT_BYTES
+    weights = facts.parameters or 0
+    trained = _STATE_BYTES - _WEIGHT_BYTES  # gradients and optimizer states of a weight
     if facts.kind == "lora":
-        rest = 0  # the few trained parameters have next to none
+        trained = 0  # the few trained parameters have next to none
     # Bytes of weights, gradients and states. ZeRO 1 divides only the states among the ranks, 3 all
     # of them.
     need = {
-        0: weights * (_WEIGHT_BYTES + rest),
-        1: weights * (2 * _WEIGHT_BYTES + (rest - _WEIGHT_BYTES) / ranks),
-        2: weights * (_WEIGHT_BYTES + rest / ranks),
-        3: weights * (_WEIGHT_BYTES + rest) / ranks,
+        0: weights * (_WEIGHT_BYTES + trained),
+        1: weights * (2 * _WEIGHT_BYTES + (trained - _WEIGHT_BYTES) / ranks),
+        2: weights * (_WEIGHT_BYTES + trained / ranks),
+        3: weights * (_WEIGHT_BYTES + trained) / ranks,
     }
     fitting = [
         stage for stage, bytes_ in need.items() if bytes_ <= memory and (ranks > 1 or stage == 0)

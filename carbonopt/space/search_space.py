@@ -22,7 +22,7 @@ from carbonopt.core.dimensions import (
 from carbonopt.core.errors import BadInput
 from carbonopt.core.format import visible_text
 from carbonopt.core.refusals import first_error
-from carbonopt.core.values import Scalar
+from carbonopt.core.values import Scalar, stepped
 from carbonopt.spec.space_settings import Choices, Domain, Fixed, Range, Space, values_of
 
 ENUMERATION_LIMIT = 100_000  # values or combinations; a space with more counts as infinite
@@ -42,8 +42,9 @@ _EXISTENCE = (
     "world_size",
 )
 
-# Dimensions of `_EXISTENCE` whose every choice must go with something. Batch sizes are not among
-# them: a larger one goes with few others anyway.
+# Dimensions of `_EXISTENCE` of which each choice has to be in some combination that can exist;
+# otherwise the space is refused. Batch sizes are not among them: that a large one can be combined
+# with few values of other dimensions, or with none, is usual and no mistake.
 _PARTNERED = (
     "zero_stage",
     "offload",
@@ -65,27 +66,29 @@ class SearchSpace:
         BadInput: for a value that a dimension can't have, or where no combination can exist.
     """
 
-    space: Space
+    dimensions: Space
     world_size: int  # ranks that the launch has for a trial
     on_gpu: bool  # training on CPUs lacks fp16 and float8
-    # True for a script's space: dimensions that its user has left out are not filled in
-    own: bool = False
+    # True if users name dimensions of their own, as for a script: carbonopt then adds none that the
+    # space leaves out. The task decides.
+    own_dimensions: bool = False
 
     def __post_init__(self) -> None:
-        for name, domain in self.space.domains().items():
-            _check_values(name, domain, self.own)
-        if (ranks := self.space["world_size"]) is not None and highest(ranks) > self.world_size:
+        for name, domain in self.dimensions.domains().items():
+            _check_values(name, domain, self.own_dimensions)
+        ranks = self.dimensions["world_size"]
+        if ranks is not None and highest(ranks) > self.world_size:
             most = f"at most {self.world_size}, the ranks that launch has for a trial"
             raise BadInput(
                 f"search.space.world_size must be {most}, but can be {highest(ranks):g}."
             )
         self._check_batches()
-        if not self.own:
-            schedulers = tuple(map(str, values_of(self.space["lr_scheduler"])))
-            check_schedule(
-                self.space,
+        if not self.own_dimensions:
+            schedulers = tuple(map(str, values_of(self.dimensions["lr_scheduler"])))
+            check_lr_schedule(
+                self.dimensions,
                 schedulers or (DEFAULT_LR_SCHEDULER,),
-                describe(self.space["lr_scheduler"]),
+                describe(self.dimensions["lr_scheduler"]),
             )
         self._check_existence()
 
@@ -100,21 +103,21 @@ class SearchSpace:
         return TrialParams(**self._filled(values))
 
     def canonical(self, values: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Return values of free dimensions in which configurations that train alike are equal.
+        """Return the same values of the free dimensions for all configurations that train alike.
 
         A dimension that has no effect beside the others gets its lowest value.
         """
-        fixed = values_of(self.space["lr_scheduler"])[:1]
+        fixed = values_of(self.dimensions["lr_scheduler"])[:1]
         scheduler = str(values.get("lr_scheduler", *fixed or (DEFAULT_LR_SCHEDULER,)))
         idle = [
             name
             for name in values
             if name in DIMENSIONS and not DIMENSIONS[name].acts_with(scheduler)
         ]
-        alike = {name: lowest(self.space[name]) for name in idle}
+        alike = {name: lowest(self.dimensions[name]) for name in idle}
         if "learning_rate_scaling" in values and self._filled(values)["world_size"] == 1:
-            alike["learning_rate_scaling"] = values_of(self.space["learning_rate_scaling"])[0]
-        return values if self.own else {**values, **alike}
+            alike["learning_rate_scaling"] = values_of(self.dimensions["learning_rate_scaling"])[0]
+        return values if self.own_dimensions else {**values, **alike}
 
     def rule_broken(self, values: dict[str, Scalar]) -> str | None:
         """Return the rule that keeps this combination from existing, with the values found.
@@ -134,7 +137,7 @@ class SearchSpace:
                 "global_batch_size, in completions, must be a multiple of num_generations, but got"
                 f" {got}."
             )
-        return None if self.own else self._rule_of_trainings(params)
+        return None if self.own_dimensions else self._rule_of_trainings(params)
 
     def _rule_of_trainings(self, params: TrialParams) -> str | None:
         """Return the broken rule of a trial that carbonopt trains itself, as `rule_broken` does.
@@ -186,19 +189,19 @@ class SearchSpace:
             BadInput: if the configuration names an unknown dimension, leaves a free one out, lies
                 outside the space or can't exist.
         """
-        known = self.space.domains() if self.own else DIMENSION_NAMES
+        known = self.dimensions.domains() if self.own_dimensions else DIMENSION_NAMES
         for name, value in start.items():
             if name not in known:
                 names = f"known: {_listed(known)}" if known else "search.space has no dimensions"
                 raise BadInput(f"search.start: unknown dimension {name}; {names}.")
-            domain = self.space[name]
+            domain = self.dimensions[name]
             if domain is None or not _holds(domain, value):
                 place = f"search.space.{name} ({describe(domain)})"
                 raise BadInput(
                     f"search.start.{name}: {value!r} is not in {place}; add it there, or change the"
                     " start."
                 )
-        free = self.space.free()
+        free = self.dimensions.free()
         if missing := _listed(name for name in free if name not in start):
             raise BadInput(
                 "search.start must name every dimension that the search varies; missing:"
@@ -216,16 +219,16 @@ class SearchSpace:
             BadInput: if a global batch needs more examples than the training data has, or a trial
                 would have more than LARGEST_INT steps.
         """
-        train_examples *= min(map(int, values_of(self.space["num_generations"])), default=1)
-        domain = self.space["global_batch_size"]
+        train_examples *= min(map(int, values_of(self.dimensions["num_generations"])), default=1)
+        domain = self.dimensions["global_batch_size"]
         largest = domain.high if isinstance(domain, Range) else max(map(float, values_of(domain)))
         if largest > train_examples:
             most = f"at most the training data's {train_examples} examples, but got {largest:g}"
             raise BadInput(f"search.space.global_batch_size must be {most}; make it smaller.")
-        steps = highest(self.space["epochs"]) * (train_examples // int(float(lowest(domain))))
+        steps = highest(self.dimensions["epochs"]) * (train_examples // int(float(lowest(domain))))
         if steps > LARGEST_INT:
             most = (
-                f"at most {LARGEST_INT:,} steps, but {highest(self.space['epochs']):g} make"
+                f"at most {LARGEST_INT:,} steps, but {highest(self.dimensions['epochs']):g} make"
                 f" {steps:.3g}"
             )
             raise BadInput(f"search.space.epochs must make {most}; lower its highest value.")
@@ -236,7 +239,7 @@ class SearchSpace:
 
         It is None where the space is infinite.
         """
-        free = self.space.free()
+        free = self.dimensions.free()
         values = {
             name: listed
             for name, domain in free.items()
@@ -254,11 +257,11 @@ class SearchSpace:
     def _filled(self, values: dict[str, Scalar]) -> dict[str, Any]:
         fixed = {
             name: domain.value
-            for name, domain in self.space.domains().items()
+            for name, domain in self.dimensions.domains().items()
             if isinstance(domain, Fixed)
         }
         filled: dict[str, Any] = {"world_size": self.world_size, **fixed, **values}
-        if self.own:
+        if self.own_dimensions:
             return {"zero_stage": None, "offload": None, **filled}
         # Rounded down here; a remainder then breaks the rule of gradient accumulation, which names
         # the values.
@@ -271,15 +274,15 @@ class SearchSpace:
     def _check_existence(self) -> None:
         """Refuse a space in which nothing can exist, or some choice can't.
 
-        Such a choice would silently never be tried. Only dimensions that a rule is about are gone
-        through.
+        Such a choice would silently never be tried. Of the dimensions that no rule is about, only
+        the first value is looked at.
         """
         lists = {
             name: (
                 _values(name, domain)
                 or [domain.high if isinstance(domain, Range) else domain.choices[0]]
             )
-            for name, domain in self.space.free().items()
+            for name, domain in self.dimensions.free().items()
         }
         some = {name: values[0] for name, values in lists.items() if name not in _EXISTENCE}
         candidates = _products(
@@ -287,10 +290,10 @@ class SearchSpace:
         )
         # the choices that nothing goes with so far, and the rule that they broke
         alone = {(name, value): "" for name in _PARTNERED if name in lists for value in lists[name]}
-        broken, found = None, False
+        broken, any_exists = None, False
         for combination in itertools.islice(candidates, ENUMERATION_LIMIT):
             if (broken := self.rule_broken({**combination, **some})) is None:
-                found = True
+                any_exists = True
                 alone = {
                     choice: rule
                     for choice, rule in alone.items()
@@ -302,7 +305,7 @@ class SearchSpace:
                 alone |= {choice: broken for choice in alone if combination[choice[0]] == choice[1]}
         if next(candidates, None) is not None:
             return
-        if not found:
+        if not any_exists:
             raise BadInput(f"search.space holds no configuration that can exist: {broken}")
         for (name, value), rule in alone.items():
             raise BadInput(
@@ -311,8 +314,8 @@ class SearchSpace:
 
     def _check_batches(self) -> None:
         """Check that some micro batch × world size divides every global batch that is named."""
-        micro, ranks = self.space["micro_batch_size_per_gpu"], self.space["world_size"]
-        if self.own and micro is None:
+        micro, ranks = self.dimensions["micro_batch_size_per_gpu"], self.dimensions["world_size"]
+        if self.own_dimensions and micro is None:
             return
         micros = None if micro is None else _values("micro_batch_size_per_gpu", micro)
         numbers = (
@@ -327,19 +330,19 @@ class SearchSpace:
             else None
         )
         factor, given = product or ("the world size", given)
-        for size in map(int, values_of(self.space["global_batch_size"])):
+        for size in map(int, values_of(self.dimensions["global_batch_size"])):
             pairs = itertools.product(micros or [1], numbers)
             if all(size % (int(micro_batch) * int(number)) for micro_batch, number in pairs):
                 must = f"search.space.global_batch_size must be a multiple of {factor}"
                 raise BadInput(f"{must}, but got {size} and {given}.")
 
 
-def check_schedule(space: Space, schedulers: Sequence[str], found: str) -> None:
+def check_lr_schedule(space: Space, schedulers: Sequence[str], in_words: str) -> None:
     """Check the dimensions that depend on the scheduler of the learning rate.
 
     Args:
         schedulers: the schedulers that a trial may have.
-        found: the schedulers, in words.
+        in_words: the schedulers as the study file gives them.
 
     Raises:
         BadInput: for a dimension that has no effect with any of the schedulers, or if warm-up and
@@ -350,7 +353,7 @@ def check_schedule(space: Space, schedulers: Sequence[str], found: str) -> None:
         if space[name] is not None and not any(map(acts_with, schedulers)):
             needed = f"lr_scheduler {' or '.join(filter(acts_with, LR_SCHEDULERS))}"
             raise BadInput(
-                f"search.space.{name} needs {needed}, but that is {found}; leave {name} out."
+                f"search.space.{name} needs {needed}, but that is {in_words}; leave {name} out."
             )
     if STABLE_DECAY in schedulers and space["warmup_ratio"] is not None:
         warmup = highest(space["warmup_ratio"])
@@ -377,15 +380,17 @@ def describe(domain: Domain | None) -> str:
     return f"{domain.low:g} to {domain.high:g}{', log' if domain.log else ''}{step}"
 
 
-def _check_values(name: str, domain: Domain, own: bool) -> None:
+def _check_values(name: str, domain: Domain, own_dimensions: bool) -> None:
     """Check that a dimension can have the values of a domain.
 
     Args:
-        own: whether the space is a script's, whose user may choose another name.
+        own_dimensions: whether the user may give the dimension another name.
     """
     if name not in DIMENSIONS:
         return  # a user's own dimension can have any value
-    renamed = f"; under another name, such as own_{name}, it can be anything" if own else ""
+    renamed = (
+        f"; under another name, such as own_{name}, it can be anything" if own_dimensions else ""
+    )
     where, dimension, values = f"search.space.{name}", DIMENSIONS[name], values_of(domain)
     if isinstance(domain, Range):
         if dimension.choices and not dimension.integer:
@@ -404,7 +409,7 @@ def _check_values(name: str, domain: Domain, own: bool) -> None:
 def is_integer(name: str, domain: Range) -> bool:
     """Return whether a range has whole numbers only.
 
-    The range of a user's own dimension has if its step and its lowest value are whole numbers.
+    A range of a user's own dimension does if its step and its lowest value are whole numbers.
     """
     if name in DIMENSIONS:
         return DIMENSIONS[name].integer
@@ -419,9 +424,7 @@ def _values(name: str, domain: Domain) -> list[Scalar] | None:
     step = domain.step or (1 if integer else None)
     if step is None or (high - low) / step >= ENUMERATION_LIMIT:
         return None
-    if integer:
-        return list(range(int(low), int(high) + 1, int(step)))
-    return [low + index * step for index in range(int((high - low) / step + 1e-9) + 1)]
+    return stepped(int(low), int(high), int(step)) if integer else stepped(low, high, step)
 
 
 def lowest(domain: Any) -> Scalar:

@@ -139,8 +139,12 @@ class Draft:
             self.domains[name] = (
                 Choices(choices=tuple(domain)) if len(domain) > 1 else Fixed(value=domain[0])
             )
-        if not isinstance(self.domains[name], Fixed):
-            self.start[name] = start if start is not None else self.domains[name].choices[0]  # type: ignore[union-attr]
+        chosen = self.domains[name]
+        if isinstance(chosen, Choices) and start is None:
+            self.start[name] = chosen.choices[0]
+        elif not isinstance(chosen, Fixed):
+            assert start is not None  # a range has no first choice
+            self.start[name] = start
         return None
 
     def leave(self, name: str, why: str) -> None:

@@ -19,6 +19,23 @@ def _three_letters(text: str) -> str:
     return text
 
 
+class Embodied(Settings):
+    """The emissions of making the GPUs, of which a study gets its share by time.
+
+    Without it nothing is assumed: exports in the form of the [SCI](exports.md#sci) then speak of
+    operational emissions only. It never enters the search.
+    """
+
+    kg_co2e_per_gpu: float = Field(gt=0, le=1e6)
+    """Emissions of making one GPU, with its share of the server if you count that."""
+
+    lifetime_years: float = Field(gt=0, le=100)
+    """Years for which such a GPU is used."""
+
+    source: Name
+    """The source of these figures; exports name it."""
+
+
 class Carbon(Settings):
     """The reference carbon intensity, and the energy that it is applied to.
 
@@ -50,6 +67,9 @@ class Carbon(Settings):
 
     trace: Annotated[str, StringConstraints(min_length=1)] | None = None
     """A CSV file of hourly intensities, for [other hours](emissions.md#other-grids-and-hours)."""
+
+    embodied: Embodied | None = None
+    """Emissions of making the GPUs, for [SCI exports](exports.md#sci); no default."""
 
     def violations(self) -> dict[str, bool]:
         country, cloud, intensity = self.country, self.cloud_region, self.intensity_g_co2e_per_kwh

@@ -26,7 +26,16 @@ def _trials_at_once(given: Any) -> Any:
 
 # The most trials that several workers run at once. Concurrent proposals rest on fewer observations
 # and cost more energy: "auto" lets 2 + finished ÷ 6 trials run (see `analysis.concurrency`).
-MaxConcurrentTrials = Annotated[Literal["auto"] | int, BeforeValidator(_trials_at_once)]
+MaxConcurrentTrials = Annotated[
+    Literal["auto"] | int,
+    BeforeValidator(
+        _trials_at_once,
+        json_schema_input_type=Literal["auto"] | Annotated[int, Field(ge=1, le=_MOST_AT_ONCE)],
+    ),
+]
+
+
+_CLOCK = r"([0-9]{1,6}):([0-5]?[0-9]):([0-5]?[0-9])"  # HH:MM:SS
 
 
 def _seconds(given: Any) -> Any:
@@ -34,9 +43,7 @@ def _seconds(given: Any) -> Any:
 
     Any other value is returned unchanged, and pydantic refuses it.
     """
-    if isinstance(given, str) and (
-        parts := re.fullmatch(r"([0-9]{1,6}):([0-5]?[0-9]):([0-5]?[0-9])", given)
-    ):
+    if isinstance(given, str) and (parts := re.fullmatch(_CLOCK, given)):
         hours, minutes, seconds = map(int, parts.groups())
         return 3600.0 * hours + 60.0 * minutes + seconds
     if isinstance(given, str):
@@ -46,7 +53,15 @@ def _seconds(given: Any) -> Any:
     return given
 
 
-TimeLimit = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=1e8)]
+TimeLimit = Annotated[
+    float,
+    BeforeValidator(
+        _seconds,
+        json_schema_input_type=Annotated[float, Field(gt=0, le=1e8)]
+        | Annotated[str, Field(pattern=f"^{_CLOCK}$")],
+    ),
+    Field(gt=0, le=1e8),
+]
 
 
 class _Training(Settings):
@@ -98,9 +113,9 @@ class LocalLaunch(_Shared):
     is_local: ClassVar[bool] = True
 
     kind: Literal["local"] = "local"
-    """Where trials run. `local`: this machine. `slurm`: [jobs](workers.md#on-slurm). `hostfile`:
-    [machines](workers.md#trials-over-several-machines) that ssh reaches. `replay`: a table of
-    recorded runs."""
+    """The place where trials run. `local`: this machine. `slurm`: [jobs](workers.md#on-slurm).
+    `hostfile`: [machines](workers.md#trials-over-several-machines) that ssh reaches. `replay`: a
+    table of recorded runs."""
 
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """GPU numbers as nvidia-smi shows them. A trial has a rank on each of its GPUs: all of these,
@@ -153,19 +168,22 @@ class LocalLaunch(_Shared):
         return self.model_copy(update={"gpus": gpus, "gpus_per_trial": None, "workers": 1})
 
 
+_SBATCH_TIME = r"([0-9]{1,6}-)?[0-9]{1,6}(:[0-9]{1,6}){0,2}"
+
+
 def _minutes(text: Any) -> int:
     """Return the minutes of a time as sbatch takes it, rounded up.
 
     sbatch takes minutes, minutes:seconds, hours:minutes:seconds and days-hours[:minutes[:seconds]].
     """
-    days, dash, rest = str(text).rpartition("-")
-    parts = rest.split(":")
+    days, dash, within_day = str(text).rpartition("-")
+    parts = within_day.split(":")
     ways = (
         {1: ("h",), 2: ("h", "m"), 3: ("h", "m", "s")}
         if dash
         else {1: ("m",), 2: ("m", "s"), 3: ("h", "m", "s")}
     )
-    if not re.fullmatch(r"([0-9]{1,6}-)?[0-9]{1,6}(:[0-9]{1,6}){0,2}", str(text)):
+    if not re.fullmatch(_SBATCH_TIME, str(text)):
         raise ValueError(
             f"must be a time as sbatch takes it, such as 08:00:00, but got {shortened(text)}"
         )
@@ -211,7 +229,14 @@ class SlurmLaunch(_Shared):
     constraint: Name | None = None
     """The `--constraint` of sbatch."""
 
-    time: Annotated[int, BeforeValidator(_minutes)] = Field(default=60, ge=1, le=525_600)
+    time: Annotated[
+        int,
+        BeforeValidator(
+            _minutes,
+            json_schema_input_type=Annotated[int, Field(ge=1, le=525_600)]
+            | Annotated[str, Field(pattern=f"^{_SBATCH_TIME}$")],
+        ),
+    ] = Field(default=60, ge=1, le=525_600)
     """A job's time limit: minutes, or as sbatch takes it, such as `"08:00:00"`."""
 
     exclusive: bool = False
@@ -370,6 +395,7 @@ class ReplayLaunch(Settings):
     world_size: ClassVar[int] = 1
     ranks_of_nodes: ClassVar[tuple[int, ...]] = (1,)
     slots: ClassVar[int] = 1
+    slots_of_node: ClassVar[int] = 1
     side_by_side: ClassVar[int] = 1
     timeout_s: ClassVar[float] = math.inf
     trial_time_limit_s: ClassVar[None] = None

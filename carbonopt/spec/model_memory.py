@@ -73,7 +73,7 @@ class ModelMemory(Frozen):
 
 
 class MemorySpec(Frozen):
-    """The request to `train.models.memory_probe`, a program of its own."""
+    """The question that `train.models.memory_probe` answers."""
 
     workload: dict[str, Any]  # the task's settings, dumped
     space: Space

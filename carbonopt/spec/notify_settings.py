@@ -13,11 +13,11 @@ class Notify(Settings):
     on: tuple[NotifyEvent, ...] = ("finished", "failed")
     """Events, each of which is sent once: `finished` (with the answer), `failed` (the command ended
     with an error), `target_met` (by the first complete trial), `stalled` (a trial made no progress
-    for `launch.timeout_s`), `budget` (it ended the study), `waiting` (for the hours of
-    `schedule`)."""
+    for `launch.timeout_s`, or the storage could not be reached for a minute), `budget` (it ended
+    the study), `waiting` (for the hours of `schedule`)."""
 
     attach: bool = True
-    """Whether `finished` has the picture of the Pareto front attached."""
+    """Attaches the picture of the Pareto front to `finished`."""
 
     config: Name | None = None
     """A file of addresses, one a line, that nobody but its owner may read (mode 600). Without it

@@ -25,20 +25,31 @@ Taken = Mapping[str, int]
 
 
 class PipelineStep(Settings):
-    # the step's name, which its folder has, too
+    """A step of a pipeline."""
+
     step: Annotated[Name, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-    study: Name  # its study file; relative to the pipeline's file
-    # the earlier steps that give the model or the reward
+    """The name of the step and of its folder: letters, digits, `_`, `.` and `-`."""
+
+    study: Name
+    """The step's study file; a relative path starts at the pipeline file's folder."""
+
     needs: dict[Literal["model", "reward"], str] = Field(default_factory=dict)
-    # number of its configurations that the next steps begin with
+    """Earlier steps: `model` replaces the study file's model and tokenizer, `reward` replaces the
+    reward of the task `rlhf`."""
+
     carry: int = Field(default=1, ge=1, le=9)
+    """The number of the step's configurations that are passed on; the next steps have a study for
+    each."""
 
 
 class Pipeline(Settings):
     """The file that chains studies."""
 
     name: Name
+    """The pipeline's name and that of its folder."""
+
     pipeline: Annotated[tuple[PipelineStep, ...], Field(min_length=1)]
+    """The steps in their order."""
 
     def violations(self) -> dict[str, bool]:
         names = [step.step for step in self.pipeline]

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import parsed_json, repeated_key
 from carbonopt.core.quality import Quality
-from carbonopt.core.reported import Reported, evaluation, whole
+from carbonopt.core.script_reports import Reported, evaluation, whole
 from carbonopt.core.values import Frozen
 from carbonopt.spec import matches_of_lines
 
@@ -40,13 +40,18 @@ class QualitySource(Frozen, allow_inf_nan=False):
     It is a regular expression over the output, or a JSON file and a key in it.
     """
 
-    # its group is the value; a group `step` is the step
     pattern: str | None = Field(default=None, min_length=1, max_length=1000)
-    # JSON or JSON lines; with `pattern`: any text
+    """A regular expression that finds the quality [in the output](script.md#without-the-lines). Its
+    group is the value; a group called `step` is the step."""
+
     file: str | None = Field(default=None, min_length=1)
-    # the key in the file; dots lead into nested objects
+    """A JSON or JSON lines file that has the quality; with `pattern`, a text file."""
+
     key: str | None = Field(default=None, min_length=1)
-    scale: float = 1.0  # the value is multiplied by it: 0.01 for percents
+    """The key of the quality in that JSON file; dots lead into nested objects."""
+
+    scale: float = 1.0
+    """A factor for the value, such as 0.01 for percentages."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -110,9 +115,9 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 f"workload.quality_from: {path} was there before the trial, which has not written"
                 " it; let the script write one of its own into {output_dir}"
             )
-        found = self._matches(path) if self.pattern is not None else self._values(path)
+        steps_and_values = self._matches(path) if self.pattern is not None else self._values(path)
         points: list[Reported] = []
-        for step, value in found:
+        for step, value in steps_and_values:
             qualities: dict[str, object] = {quality.name: self._number(value)}
             mend = f"set workload.quality_from.scale: {self.scale / 100:g}"
             point = evaluation(quality, qualities, None, _step(step, steps), of_percent=mend)
@@ -134,7 +139,8 @@ class QualitySource(Frozen, allow_inf_nan=False):
             if isinstance(value, bool) or "_" in str(value):
                 raise ValueError
             # Multiply decimals as they were written, so that 94.2 × 0.01 is 0.942.
-            return float(Decimal(str(float(value))) * Decimal(str(self.scale)))  # type: ignore[arg-type]
+            number = float(value)  # type: ignore[arg-type]
+            return float(Decimal(str(number)) * Decimal(str(self.scale)))
         except (TypeError, ValueError, OverflowError, InvalidOperation) as error:
             raise BadInput(
                 f"workload.quality_from must find a number, but found {shortened(value)}."
@@ -154,16 +160,16 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 " (a+)+"
             )
             raise BadInput(f"{must}, which take too long: it {slow}.") from error
-        if not (found := json.loads(done.stdout)):
+        if not (matches := json.loads(done.stdout)):
             where = "the script's output" if self.file is None else str(path)
             raise NoQuality(
                 f"workload.quality_from.pattern, '{self.pattern}', matches nothing in {where};"
                 " give one that matches a line there"
             )
-        for point in found:
+        for point in matches:
             for text in point:
                 _check_whole(text)
-        return [(step, value) for step, value in found]
+        return [(step, value) for step, value in matches]
 
     def _values(self, path: Path) -> list[tuple[object, object]]:
         assert self.key is not None
@@ -173,12 +179,12 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 " has more."
             )
         objects = _objects(path)
-        found = [
+        steps_and_values = [
             (_looked_up(each, "step"), value)
             for each in objects
             if (value := _looked_up(each, self.key)) is not None
         ]
-        if not found:
+        if not steps_and_values:
             names = (
                 ", ".join(map(str, objects[-1])) if isinstance(objects[-1], dict) else "no names"
             )
@@ -186,7 +192,7 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 f"workload.quality_from.key: {path} has no {self.key}, but {names[:500]}"
             )
         # A file with one object has the end of the training, whatever it calls a step.
-        return found if len(objects) > 1 else [(None, found[0][1])]
+        return steps_and_values if len(objects) > 1 else [(None, steps_and_values[0][1])]
 
 
 def _check_pattern(pattern: str) -> None:
@@ -204,11 +210,11 @@ def _check_pattern(pattern: str) -> None:
         raise ValueError(f"{must}, but {pattern!r} has {values}")
 
 
-def _check_whole(found: matches_of_lines.Value | None) -> None:
+def _check_whole(value: matches_of_lines.Value | None) -> None:
     """Refuse a number that a pattern took only in part."""
-    if found is None or isinstance(found, str):
+    if value is None or isinstance(value, str):
         return
-    taken, of = found
+    taken, of = value
     if of.endswith("%"):
         how = "write % behind the group, as in ([0-9.]+) *%, and scale: 0.01"
     else:
@@ -266,8 +272,8 @@ def _looked_up(value: Any, key: str) -> Any:
         return value[int(key)] if -len(value) <= int(key) < len(value) else None
     for place in (place for place, sign in enumerate(key) if sign == "."):
         inner = _looked_up(value, key[:place])
-        if inner is not None and (found := _looked_up(inner, key[place + 1 :])) is not None:
-            return found
+        if inner is not None and (inner_value := _looked_up(inner, key[place + 1 :])) is not None:
+            return inner_value
     return None
 
 

@@ -13,7 +13,8 @@ from carbonopt.spec.base_settings import Name, Settings
 _SPAN = re.compile(r"\+([0-9]{1,4}(?:\.[0-9]{1,3})?)\s*(h|min|d)")
 _SPAN_UNIT = {"h": timedelta(hours=1), "min": timedelta(minutes=1), "d": timedelta(days=1)}
 _WINDOW = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
-_MOST_DAYS = 366
+MOST_DAYS = 366  # from a study's first call until its deadline
+_YEARS = range(2000, 3000)  # others overflow when their offset is subtracted
 
 
 def _time_or_span(text: str) -> str:
@@ -22,14 +23,16 @@ def _time_or_span(text: str) -> str:
         match = _SPAN.fullmatch(text.strip())
         if match is None:
             raise ValueError(f'must be like "+24h", "+90min" or "+3d", but got {text!r}')
-        if not timedelta(0) < _span(match) <= timedelta(days=_MOST_DAYS):
-            raise ValueError(f"must be within {_MOST_DAYS} days, but got {text!r}")
+        if not timedelta(0) < _span(match) <= timedelta(days=MOST_DAYS):
+            raise ValueError(f"must be within {MOST_DAYS} days, but got {text!r}")
         return text
     try:
-        datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError as error:
         must = 'must be a time with its offset, such as 2026-12-01T09:00+01:00, or "+24h"'
         raise ValueError(f"{must}, but got {text!r}") from error
+    if time.year not in _YEARS:
+        raise ValueError(f"must be within {MOST_DAYS} days of the first call, but got {text!r}")
     return text
 
 
@@ -58,8 +61,9 @@ class Schedule(Settings):
     """
 
     finish_by: Annotated[str, AfterValidator(_time_or_span)]
-    """When the study has to have ended: a time with its offset, such as
-    `2026-12-01T09:00+01:00`, or a span such as `"+24h"`, counted from the study's first call."""
+    """The deadline by which the study has to end: a time with its offset, such as
+    `2026-12-01T09:00+01:00`, or a span such as `"+24h"`, counted from the study's first call. At
+    most 366 days after it."""
 
     hours: tuple[Annotated[str, AfterValidator(_window)], ...] = ()
     """Windows of each day in which trials may run, such as `["18:00-09:00"]`; needs

@@ -2,10 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-)
+from pydantic import BeforeValidator, Field
 
 from carbonopt.core.values import Given
 from carbonopt.spec.base_settings import Name, Settings
@@ -17,6 +14,8 @@ def _space(raw: Any) -> Any:
 
 
 class Pruning(Settings):
+    """The rules that stop a trial early."""
+
     target: bool | None = None  # None: the quality decides (Quality.stops_for_target)
     """[Stops](pruning.md#target) trials that will miss the target. Left out: on for perplexity and
     exact match, off for other qualities."""
@@ -30,7 +29,9 @@ class Pruning(Settings):
 
 
 class Search(Settings):
-    space: Annotated[Space, BeforeValidator(_space)]
+    """The search: its space, its sampler, and its rules for trials."""
+
+    space: Annotated[Space, BeforeValidator(_space, json_schema_input_type=Literal["auto"] | Space)]
     """The [dimensions](#dimensions), or `auto`: [carbonopt chooses them](search.md#space-auto)."""
 
     sampler: Literal["carbon", "tpe", "nsga2", "gp", "random", "grid"] = "carbon"
@@ -77,8 +78,8 @@ class Budget(Settings):
     needs the sampler `carbon` and the goal `recommend`."""
 
     reuses: int = Field(default=10, ge=1, le=1_000_000_000)
-    """How often you will run the recommended configuration; `converged` and probes weigh their cost
-    against that."""
+    """The number of times that you will run the recommended configuration. `converged` and probes
+    weigh their cost against that."""
 
     def violations(self) -> dict[str, bool]:
         endless = not self.model_dump(exclude_none=True, exclude={"reuses"})
@@ -94,7 +95,18 @@ class Confirm(Settings):
     """Runs of each configuration, including its run in the search."""
 
     runners_up: int = Field(default=2, ge=0, le=100)
-    """How many configurations besides the winner are repeated."""
+    """The number of configurations besides the winner that are repeated."""
 
     baseline: bool = False
-    """Also repeats the start: `search.start`, or the one that `space: auto` chose."""
+    """Also repeats the start (`search.start`, or the one that `space: auto` chose): once, and then
+    until the interval of the saving is at most 2 points wide."""
+
+    @property
+    def most_search_repeats(self) -> int:
+        """The most repeats of the winner and the runners-up; the baseline's come on top."""
+        return (1 + self.runners_up) * (self.seeds - 1)
+
+    @property
+    def most_repeats(self) -> int:
+        """The most repeats that `budget.trials` does not count."""
+        return self.most_search_repeats + self.baseline * (self.seeds - 1)

@@ -17,6 +17,8 @@ AUTO = "auto"  # stands in the place of a space
 
 
 class Choices(Settings):
+    """Any of the listed values."""
+
     choices: tuple[Given, ...]
     """A list of values."""
 
@@ -49,9 +51,10 @@ class Range(Settings):
     """Searches the range on a logarithmic scale."""
 
     step: float | None = Field(default=None, gt=0)
-    """The range has only the values `low`, `low` + `step`, …."""
+    """The range has only the values `low`, `low` + `step` and so on."""
 
     affects: StatedAffects | None = None
+    """`cost` or `quality`; the same as beside `choices`."""
 
     def violations(self) -> dict[str, bool]:
         low, high = self.low, self.high
@@ -70,6 +73,8 @@ class Range(Settings):
 
 
 class Fixed(Settings):
+    """A single value, in the form of a stored study."""
+
     value: Given
 
 
@@ -103,7 +108,10 @@ def _domain(raw: Any) -> Any:
 
 
 # the values that a dimension may have
-Domain = Annotated[Choices | Range | Fixed, BeforeValidator(_domain)]
+Domain = Annotated[
+    Choices | Range | Fixed,
+    BeforeValidator(_domain, json_schema_input_type=Given | Choices | Range),
+]
 
 
 def values_of(domain: Domain | None) -> tuple[Scalar, ...]:

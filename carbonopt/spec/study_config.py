@@ -3,7 +3,7 @@
 Each part refuses what it can check by itself; `StudyConfig` checks what concerns several parts.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -14,12 +14,14 @@ from carbonopt.core.dimensions import DIMENSIONS, TrialParams
 from carbonopt.core.quality import Quality
 from carbonopt.spec.base_settings import Name, Settings
 from carbonopt.spec.carbon_settings import Carbon
+from carbonopt.spec.checkpoint_settings import CheckpointSettings
 from carbonopt.spec.launch_settings import HostfileLaunch, Launch, LocalLaunch, SlurmLaunch
 from carbonopt.spec.notify_settings import Notify
 from carbonopt.spec.schedule_settings import Schedule
 from carbonopt.spec.search_settings import Budget, Confirm, Search
-from carbonopt.spec.space_settings import UnchosenSpace, may_be_other_than
+from carbonopt.spec.space_settings import UnchosenSpace, may_be_other_than, values_of
 from carbonopt.spec.target_settings import TargetSettings
+from carbonopt.spec.track_settings import Track
 from carbonopt.spec.workload_settings import Workload
 
 
@@ -32,23 +34,6 @@ def _not_dots_only(text: str) -> str:
     return text
 
 
-class WandbTracking(Settings):
-    project: Name = "carbonopt"
-    """The Weights & Biases project."""
-
-    entity: Name | None = None
-    """The user or team that owns the project."""
-
-    mode: Literal["online", "offline"] = "offline"
-    """`offline` or `online`."""
-
-
-class Track(Settings):
-    wandb: WandbTracking | None = None
-    tensorboard: bool = False
-    """Writes TensorBoard files; needs `pip install 'carbonopt[tensorboard]'`."""
-
-
 _OTHER_TOKENS = (
     "workload.tokenizer: train_bpe learns other tokens than those that workload.model.name_or_path"
     " was trained on; leave it out for the model's own"
@@ -56,6 +41,8 @@ _OTHER_TOKENS = (
 
 
 class StudyConfig(Settings):
+    """A study: what to train, the target, what may be tried, and when to stop."""
+
     name: Annotated[Name, AfterValidator(_not_dots_only)]
     """The study's name. Without `--out` its folder is `runs/NAME/`, where characters other than
     letters, digits, `_`, `.` and `-` become `-`."""
@@ -71,6 +58,7 @@ class StudyConfig(Settings):
     track: Track = Track()
     notify: Notify | None = None  # None: nobody is sent anything
     schedule: Schedule | None = None  # None: trials begin at once
+    checkpoint: CheckpointSettings | None = None  # None: a trial that is cut off begins again
 
     def violations(self) -> dict[str, bool]:
         sampler, goal, launch = self.search.sampler, self.search.goal, self.launch
@@ -83,11 +71,11 @@ class StudyConfig(Settings):
         no_baseline = (
             "confirm.baseline repeats search.start, but there is none; give one or leave it out"
         )
-        # A space that is chosen gets its start with it.
         schedule = self.schedule
         by_the_hour = schedule is not None and (
             schedule.forecast is not None or self.carbon.trace is not None or bool(schedule.hours)
         )
+        # A chosen space comes with a start.
         has_start = bool(self.search.start) or isinstance(self.search.space, UnchosenSpace)
         return {
             no_baseline: self.confirm is not None and self.confirm.baseline and not has_start,
@@ -107,7 +95,31 @@ class StudyConfig(Settings):
             "schedule needs schedule.forecast or carbon.trace for clean hours, or schedule.hours": (
                 schedule is not None and not by_the_hour
             ),
+            "attention_implementation: varlen keeps packed examples apart, but this study packs"
+            " none; use workload.packing: true (task: sft), or sdpa": self._varlen_without_packing,
+            **self._without_checkpoints(),
         }
+
+    def _without_checkpoints(self) -> dict[str, bool]:
+        """Return the rules on what can be saved, and whether each one is broken."""
+        given, task = self.checkpoint is not None, self.workload.task if self.workload else None
+        return {
+            "checkpoint saves trainings, but a replay has none; leave it out": (
+                given and not self.launch.trains
+            ),
+            "checkpoint saves what carbonopt trains, but task: script saves itself; leave it out,"
+            " and let the script save into {checkpoint_dir}": given and self.is_script,
+            "checkpoint can't save the trainers of task: rlhf, whose generated batches are TRL's;"
+            " leave it out": given and task == "rlhf",
+        }
+
+    @property
+    def _varlen_without_packing(self) -> bool:
+        space, given = self.search.space, (self.workload.model_extra or {}) if self.workload else {}
+        if isinstance(space, UnchosenSpace):
+            return False
+        attentions = values_of(space["attention_implementation"])
+        return "varlen" in attentions and not given.get("packing")
 
     @property
     def _learns_other_tokens(self) -> bool:
@@ -128,6 +140,18 @@ class StudyConfig(Settings):
     def is_script(self) -> bool:
         """True if trials run a user's own script; False for a replay."""
         return self.workload is not None and self.workload.is_script
+
+    @property
+    def settings_decide_cost(self) -> bool:
+        """True if trainings that differ only in what affects the quality cost the same.
+
+        A script may stop by itself, a replay's runs may be those of a script, and how long the
+        completions of rlhf are depends on what the model learns.
+        """
+        workload = self.workload
+        if workload is None or not self.launch.trains:
+            return False
+        return not workload.is_script and workload.task != "rlhf"
 
     @property
     def probes(self) -> bool:
@@ -181,8 +205,8 @@ class StudyConfig(Settings):
         """Return the settings that make two study files the same study.
 
         These are all settings but the budget, the confirmation, the trackers, the messages, the
-        schedule, the carbon trace, the prior studies (`search.learn_from`), and the way in which
-        trials get their devices.
+        schedule, the checkpoints, the carbon trace, the embodied emissions, the prior studies
+        (`search.learn_from`), and the way in which trials get their devices.
         """
         launch: dict[str, Any] = dict.fromkeys(("warm_start", "max_concurrent_trials"), True)
         if isinstance(self.launch, SlurmLaunch):
@@ -197,11 +221,14 @@ class StudyConfig(Settings):
             launch |= dict.fromkeys(SlurmLaunch.model_fields.keys() - ranks, True)
         if isinstance(self.launch, HostfileLaunch):
             launch |= {"hostfile": True, "hosts": {"__all__": {"name"}}}
-        parts = {"carbon": {"trace": True}, "search": {"learn_from": True}, "launch": launch}
+        carbon = {"trace": True, "embodied": True}
+        parts = {"carbon": carbon, "search": {"learn_from": True}, "launch": launch}
         return self.model_dump(
             mode="json",
             exclude={
-                **dict.fromkeys(("budget", "confirm", "track", "notify", "schedule"), True),
+                **dict.fromkeys(
+                    ("budget", "confirm", "track", "notify", "schedule", "checkpoint"), True
+                ),
                 **parts,
             },
         )
@@ -210,8 +237,8 @@ class StudyConfig(Settings):
     def may_change(self) -> str:
         """The keys, in words, that may change once the study has begun: those not in `identity`."""
         keys = (
-            "budget, confirm, track, notify, schedule, carbon.trace, search.learn_from,"
-            " launch.warm_start and launch.max_concurrent_trials"
+            "budget, confirm, track, notify, schedule, checkpoint, carbon.trace, carbon.embodied,"
+            " search.learn_from, launch.warm_start and launch.max_concurrent_trials"
         )
         if isinstance(self.launch, SlurmLaunch):
             return f"{keys}, and what launch asks of Slurm except nodes, GPUs and ranks,"

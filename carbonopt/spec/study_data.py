@@ -57,11 +57,14 @@ class CarbonTrace(Frozen):
 
 
 class Hardware(Frozen):
+    """The machines and GPUs of one trial; those of trials side by side are alike."""
+
     nodes: int = 1
     cpu: str  # the CPU, the cores and the RAM are those of each node
     cpu_cores: int
     ram_gib: float
-    gpus: tuple[str, ...] = ()  # names of the launch's GPUs on all nodes, in order
+    # names of the GPUs that a trial may use, on all its nodes, in order
+    gpus: tuple[str, ...] = ()
     driver: str | None = None
     gpu_memory_gib: float | None = None  # memory of the smallest GPU
 
@@ -138,6 +141,11 @@ class PlannedStart(Frozen):
     expected_saving: float  # share of the emissions, against a start when the wait began
     rule: str  # where the expected intensities come from, in words; empty: only hours are given
 
+    @property
+    def local_time(self) -> str:
+        """The planned time to the minute, in this machine's time zone."""
+        return datetime.fromisoformat(self.at).astimezone().isoformat(sep=" ", timespec="minutes")
+
 
 class SessionLedger(Frozen):
     """The energy that one worker of a call spent beside its trials, in kWh without PUE."""
@@ -147,6 +155,8 @@ class SessionLedger(Frozen):
     duration_s: Finite = 0.0
     prepare_kwh: Finite = 0.0
     gap_kwh: Finite = 0.0  # of the phase GAP (see `core.states`)
+    # time at its end in which no machine was read, because the connection to one was lost
+    unread_s: Finite = 0.0
     # energy of other work on its cores meanwhile, which is not the study's; None: not known
     other_kwh: float | None = None
     # energy of the whole call, by one reading at its begin and one now: checks the sum of the parts
@@ -166,10 +176,15 @@ class SessionLedger(Frozen):
     waits: tuple[Wait, ...] = ()
 
     @property
+    def span(self) -> tuple[datetime, datetime]:
+        """The session's beginning and end, with its waits."""
+        begin = datetime.fromisoformat(self.started_at)
+        return begin, begin + timedelta(seconds=self.duration_s)
+
+    @property
     def working_spans(self) -> Iterator[tuple[datetime, datetime]]:
         """Yield the spans in which the session did not wait for the hours of the schedule."""
-        begin = datetime.fromisoformat(self.started_at)
-        end = begin + timedelta(seconds=self.duration_s)
+        begin, end = self.span
         for wait in self.waits:
             waits, goes_on = wait.span
             yield begin, max(begin, waits)
@@ -224,14 +239,15 @@ def counted_at_once(sessions: Iterable[SessionLedger]) -> dict[str, float]:
             spans.setdefault(host, []).append(
                 (begin_s, begin_s + session.duration_s, session.machine_share)
             )
+    # The most are at work when one of them begins.
     return {
         host: max(
             sum(
                 share
                 for begin_s, end_s, share in of_host
-                if min(end_s, own_end_s) - max(begin_s, own_begin_s) > _APART_S
+                if begin_s <= moment_s and end_s - moment_s > _APART_S
             )
-            for own_begin_s, own_end_s, _ in of_host
+            for moment_s, _, _ in of_host
         )
         for host, of_host in spans.items()
     }
@@ -239,6 +255,8 @@ def counted_at_once(sessions: Iterable[SessionLedger]) -> dict[str, float]:
 
 class StudyData(Frozen):
     config: StudyConfig
+    # the study's identity, which no other study has; None: a study from before studies had one
+    id: str | None = None
     records: tuple[TrialRecord, ...]  # all trials in every state, by number
     sessions: tuple[SessionLedger, ...]
     # by their own numbers; a probe is only a few steps, to measure what a step takes

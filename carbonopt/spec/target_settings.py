@@ -44,10 +44,15 @@ def _target_field(quality: Quality) -> tuple[Any, Any]:
     )
 
 
-_TARGET_FIELDS = {name: _target_field(quality) for name, quality in QUALITIES.items()}
+_TARGET_FIELDS: dict[str, Any] = {
+    name: _target_field(quality) for name, quality in QUALITIES.items()
+}
 
 
-class TargetSettings(create_model("TargetSettings", __base__=Settings, **_TARGET_FIELDS)):  # type: ignore[misc]
+_QualitySettings: Any = create_model("TargetSettings", __base__=Settings, **_TARGET_FIELDS)
+
+
+class TargetSettings(_QualitySettings):  # type: ignore[misc]
     """The quality that a trial has to reach.
 
     It is one of the known qualities, with a value that is an upper or a lower bound by that

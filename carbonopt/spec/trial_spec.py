@@ -34,7 +34,8 @@ class Prepared(Frozen):
     model_parameters: int | None = None  # None: a script's model is not known
     notes: tuple[str, ...] = ()  # sentences on the data: what was left out or cut
     versions: dict[str, str]  # versions of the packages that trials run on
-    # chosen by the GPU's memory; None: the study file or the micro batch decides
+    # batch size of evaluations, chosen to fit the GPU's memory; None: the study file or the micro
+    # batch decides
     eval_batch_size_per_gpu: int | None = None
     # memory of the model on a GPU; None: it is on a CPU, or could not be found out
     memory: ModelMemory | None = None
@@ -58,12 +59,29 @@ class Program(Frozen):
     files: dict[str, str] = Field(default_factory=dict)
     # where its quality is read; None: the script reports or prints it
     quality_from: QualitySource | None = None
-    # it gets its rank even where it is alone, and accelerate isn't set to use a CPU
+    # its code uses DeepSpeed: even a single rank gets the variables of a rank, which DeepSpeed
+    # needs; on a CPU accelerate is not told so, because that would switch DeepSpeed off
     uses_deepspeed: bool = False
     # it surely reports its steps: what it does before its first report is no training
     has_lines: bool = False
     # it is a Python script whose trials can be forked from a process that has imported its imports
     warm: bool = False
+    # it saves itself into the trial's `checkpoint_dir`, and goes on from there
+    keeps_checkpoints: bool = False
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of a checkpoint's folder, in the folder of the trial's checkpoints."""
+    return f"step-{step}"
+
+
+class TrialCheckpoints(Frozen):
+    """Where and how often a trial's training is saved, and where this attempt goes on."""
+
+    folder: str  # absolute
+    every_s: float
+    # the step after which the attempt goes on, from that step's checkpoint; None: it begins anew
+    continue_from: int | None = None
 
 
 class TrialSpec(Frozen):
@@ -84,6 +102,12 @@ class TrialSpec(Frozen):
     # a probe ends after so many seconds of steps beside the first; None: this is a trial
     probe_s: float | None = None
     program: Program | None = None  # None: carbonopt trains
+    checkpoints: TrialCheckpoints | None = None  # None: the training is not saved
+
+    @property
+    def checkpoint_dir(self) -> str:
+        """The folder of checkpoints, which all attempts share."""
+        return f"{self.trial_dir}/checkpoints"
 
     @property
     def output_dir(self) -> str:

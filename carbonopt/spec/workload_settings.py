@@ -85,11 +85,12 @@ class Dataset(Settings, extra="allow"):
     is held out."""
 
     train_files: tuple[str, ...] | None = None
-    """Text, jsonl, csv, tsv or parquet; also compressed, as in `train.jsonl.gz`."""
+    """Files to train on: text, jsonl, csv, tsv or parquet; also compressed, as in
+    `train.jsonl.gz`."""
 
     eval_files: tuple[str, ...] | None = None
-    """The same for evaluation. Left out: the last `eval_fraction` of the training rows is held out.
-    """
+    """Files to evaluate on, of the same kinds. Left out: the last `eval_fraction` of the training
+    rows is held out."""
 
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
     """The fraction to hold out for evaluation when there are no `eval_files`."""
@@ -146,8 +147,8 @@ class Workload(Settings, extra="allow"):
     """Evaluations of each trial, evenly spaced; the last one is at its end."""
 
     eval_batch_size_per_gpu: int | None = Field(default=None, ge=1)
-    """The batch of an evaluation. Left out: chosen automatically to fit the GPU's memory
-    (`causal_lm` and `sft` on GPUs); otherwise the micro batch, at least 8."""
+    """The batch of an evaluation. Left out: on GPUs what pays and fits, 2^15 tokens at most; for
+    images, `rlhf` and on a CPU the micro batch, at least 8."""
 
     training_arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of `transformers.TrainingArguments`."""

@@ -68,7 +68,7 @@ def own_folder(paths: Paths) -> Iterator[HeldFolder]:
             folder = _made(paths)
             lock = held.enter_context(lock_file(paths.lock))
         except OSError as error:
-            raise BadInput(f"--out {paths.root} can't be written to: {error.strerror}.") from error
+            raise BadInput(f"{paths.root} can't be written to: {error.strerror}.") from error
         _lock(lock, paths)
         try:
             yield folder
@@ -85,16 +85,14 @@ def own_folder(paths: Paths) -> Iterator[HeldFolder]:
 
 def _made(paths: Paths) -> HeldFolder:
     root, own = paths.root, paths.lock.parent
-    existing_parent(root, "--out")
+    existing_parent(root, "the folder")
     if not root.is_dir() and (kind := kind_of(root)) is not None:
-        raise BadInput(f"--out {root} is {kind}; give a folder.")
+        raise BadInput(f"{root} is {kind}; give a folder.")
     missing = [folder for folder in (own, *own.absolute().parents) if not folder.exists()]
     own.mkdir(parents=True, exist_ok=True)
     if strange := paths.foreign_files():
         what = "study" if isinstance(paths, StudyPaths) else "pipeline"
-        raise BadInput(
-            f"--out {root} holds other files ({strange[0]}) and no {what}; give a new folder."
-        )
+        raise BadInput(f"{root} holds other files ({strange[0]}) and no {what}; give a new folder.")
     paths.check_kinds()
     return HeldFolder(paths, missing)
 
@@ -105,11 +103,9 @@ def _lock(lock: int, paths: Paths) -> None:
     except BlockingIOError as error:
         join = ", join it (--worker)" if isinstance(paths, StudyPaths) else ""
         rule = f"another carbonopt run is working in {paths.root}"
-        raise BadInput(f"{rule}; wait for it{join}, or give --out.") from error
+        raise BadInput(f"{rule}; wait for it{join}, or give another folder.") from error
     except OSError as error:
-        rule = (
-            f"--out {paths.root}: its file system must have locks, but has none ({error.strerror})"
-        )
+        rule = f"{paths.root}: its file system must have locks, but has none ({error.strerror})"
         raise BadInput(f"{rule}; give a folder on another one.") from error
 
 

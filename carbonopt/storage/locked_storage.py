@@ -2,7 +2,7 @@
 
 A database viewer, a backup or a copy can lock a study's file for minutes. So that nothing measured
 is lost, a statement that finds the file locked is tried again until it isn't. A warning says who
-holds the file.
+holds the file. `reconnecting_storage` waits by the same rule for a database that can't be reached.
 """
 
 import os
@@ -22,7 +22,7 @@ READER_S = 20.0  # longest wait of a command that only reads
 STUDY_S = 15 * 60.0  # longest wait of a study, which has trials to lose
 _SAY_AFTER_S = 5.0
 # Longest wait of a study that is asked to end, to store its measurements.
-_INTERRUPTED_S = 10.0
+INTERRUPTED_S = 10.0
 _TRY_S = 0.1  # wait of SQLite itself, before `Patience.held` decides
 _LOOK_AGAIN_S = 0.05
 
@@ -30,7 +30,11 @@ _waits: ContextVar[bool] = ContextVar("waits", default=True)
 _Done = TypeVar("_Done")
 
 
-class StorageHeld(CarbonoptError):
+class StorageUnavailable(CarbonoptError):
+    """Error: the storage could not be used for too long, or the caller must not wait for it."""
+
+
+class StorageHeld(StorageUnavailable):
     """Error: another program has held the storage for too long."""
 
 
@@ -41,6 +45,7 @@ class Patience:
         limit_s: the longest wait of a statement.
         warn: receives one message each time that the storage is held for some seconds.
         interrupted: returns whether the command is asked to end.
+        stalled: receives one message each time that a database can't be reached for a minute.
     """
 
     def __init__(
@@ -48,10 +53,12 @@ class Patience:
         limit_s: float = READER_S,
         warn: Callable[[str], None] = lambda text: None,
         interrupted: Callable[[], bool] = lambda: False,
+        stalled: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.limit_s = limit_s
-        self._warn = warn
-        self._interrupted = interrupted
+        self.warn = warn
+        self.interrupted = interrupted
+        self.stalled = stalled
         self._held_since_s: float | None = None
         self._said = False
 
@@ -69,7 +76,7 @@ class Patience:
 
         Raises:
             StorageHeld: if the statement has waited for too long, or must not wait (see
-                `unless_held`).
+                `without_waiting`).
             StudyInterrupted: if it has waited for some seconds and the command is asked to end.
         """
         now_s = time.monotonic()
@@ -77,13 +84,13 @@ class Patience:
             self._held_since_s = now_s
         if not self._said and now_s - self._held_since_s > _SAY_AFTER_S:
             self._said = True
-            self._warn(
+            self.warn(
                 f"the storage {file} is held by {_holders(file)}; waiting until it is free, nothing"
                 " is lost."
             )
-        if not _waits.get():
+        if not may_wait():
             raise StorageHeld(f"the storage {file} is held by {_holders(file)}.")
-        if now_s - began_s > _INTERRUPTED_S and self._interrupted():
+        if now_s - began_s > INTERRUPTED_S and self.interrupted():
             what = f"interrupted while the storage {file} was held by {_holders(file)}"
             raise StudyInterrupted(
                 f"{what}; what was stored before counts; run the same command again to resume."
@@ -100,17 +107,22 @@ class Patience:
 
 
 @contextmanager
-def unless_held() -> Iterator[None]:
-    """Let statements within the context fail silently where another program holds the storage.
+def without_waiting() -> Iterator[None]:
+    """Let statements within the context fail silently where the storage can't be used now.
 
     This is for data that can be stored later as well.
     """
     token = _waits.set(False)
     try:
-        with suppress(StorageHeld):
+        with suppress(StorageUnavailable):
             yield
     finally:
         _waits.reset(token)
+
+
+def may_wait() -> bool:
+    """Return whether a statement may wait; False in `without_waiting`."""
+    return _waits.get()
 
 
 def sqlite_arguments(patience: Patience) -> dict[str, Any]:
@@ -165,11 +177,13 @@ class _Cursor(sqlite3.Cursor):
     connection: _Connection
 
     def execute(self, *arguments: Any) -> "_Cursor":
-        return self.connection.patiently(partial(super().execute, *arguments))  # type: ignore[return-value]
+        execute = partial(super().execute, *arguments)
+        return self.connection.patiently(execute)  # type: ignore[return-value]
 
     def executemany(self, *arguments: Any) -> "_Cursor":
         """Execute a statement for each row; the first row locks the file before any is written."""
-        return self.connection.patiently(partial(super().executemany, *arguments))  # type: ignore[return-value]
+        execute = partial(super().executemany, *arguments)
+        return self.connection.patiently(execute)  # type: ignore[return-value]
 
 
 def _is_locked(error: sqlite3.OperationalError) -> bool:
@@ -180,7 +194,7 @@ def _is_locked(error: sqlite3.OperationalError) -> bool:
 
 def _holders(file: Path) -> str:
     """Name the processes that hold a lock on a file, as far as this user may see them."""
-    found = []
+    processes = []
     with suppress(OSError):
         status = file.stat()
         mark = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -189,8 +203,8 @@ def _holders(file: Path) -> str:
             fields = line.replace("-> ", "").split()
             pid = int(fields[4])
             if fields[5] == mark and pid not in (os.getpid(), -1):
-                found.append(f"process {pid} ({_command(pid)})")
-    return " and ".join(dict.fromkeys(found)) or "another program"
+                processes.append(f"process {pid} ({_command(pid)})")
+    return " and ".join(dict.fromkeys(processes)) or "another program"
 
 
 def _command(pid: int) -> str:

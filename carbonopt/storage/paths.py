@@ -11,6 +11,7 @@ from carbonopt.core.files import check_regular, kind_of
 from carbonopt.spec.pipeline_file import LEDGER, REPORT
 
 DEEPSPEED_SETTINGS = "ds_config.json"  # file in a trial's folder
+CHECKPOINTS = "checkpoints"  # folder in a trial's folder
 # File systems allow 255 bytes, of which a new folder's temporary name needs a few.
 _MAX_NAME_BYTES = 200
 
@@ -49,6 +50,7 @@ class StudyPaths:
         self.probes = root / "probes"
         self.trackers = own / "track"
         self.report = root / "report"
+        self.exports = root / "export"
 
     @classmethod
     def default(cls, study_name: str) -> "StudyPaths":
@@ -77,6 +79,10 @@ class StudyPaths:
     def trial_outputs(self, number: int) -> list[Path]:
         """Return the folders that a script was given to write into, one for each attempt."""
         return sorted(self.trial(number).glob("output*"))
+
+    def trial_checkpoints(self, number: int) -> Path:
+        """Return the folder of a trial's checkpoints (`TrialSpec.checkpoint_dir`)."""
+        return self.trial(number) / CHECKPOINTS
 
     def trial_log(self, number: int, attempt: int) -> Path:
         return self.trial(number) / f"log-{attempt}.txt"

@@ -57,5 +57,5 @@ def read_pipeline(paths: PipelinePaths, ledger: Ledger) -> PipelineData:
         for name in ledger.pipeline.folders()
         if (study := paths.study(name)).storage.exists()
     }
-    studies = {folder: read_study(study).read() for folder, study in begun.items()}
+    studies = {folder: read_study(study).read_checked() for folder, study in begun.items()}
     return PipelineData(pipeline=ledger.pipeline, studies=studies, sessions=ledger.sessions)

@@ -5,26 +5,30 @@ The storage is the only source: everything that a report needs is written and re
 
 import functools
 import json
+import re
 import sqlite3
+import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
+from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
 from pydantic import ValidationError
+from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from carbonopt.core.errors import BadInput, CarbonoptError
-from carbonopt.core.files import is_folder
+from carbonopt.core.evaluations import StoredEvaluations
+from carbonopt.core.files import is_folder, parsed_json
 from carbonopt.core.quality import Target
 from carbonopt.core.refusals import first_error
-from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import (
     CarbonTrace,
@@ -38,7 +42,9 @@ from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage import workers
 from carbonopt.storage.folder import is_locked
 from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.reconnecting_storage import ReconnectingStorage, UnfinishedTrials
 from carbonopt.storage.url import RESTORE, first_line, stored_pointer, what_is_wrong
+from carbonopt.storage.workers import KnownWorker
 
 COST = "emissions_kg_co2e"  # the first objective; the second one is the target's quality
 CONSTRAINT = "shortfall of the target"  # feasible at 0 and below (see `Target.shortfall`)
@@ -48,6 +54,13 @@ REPEAT_OF, SEED = (
     "seed",
 )
 _PROBE = "probe "  # prefix of a study's attributes for probes, followed by the probe's number
+_ID = "id"  # a study's attribute
+_CHECKPOINT = "checkpoint"  # a trial's attribute
+# The evaluations in a record's JSON, as Optuna writes it. Within a text, a quotation mark would
+# follow a backslash; so the list is that of the record's key, and ends before its next key.
+_EVALUATIONS = re.compile(
+    r', "evals": (\[[^\]]*(?:\](?!, "[a-z0-9_]+": |\}$)[^\]]*)*\])(?=, "[a-z0-9_]+": |\}$)'
+)
 # Violation of a trial whose quality is unknown: 10 on the quality's scale, which is logarithmic for
 # a perplexity, so that e^10 times the target violates it as much.
 WORST_VIOLATION = 10.0
@@ -59,6 +72,7 @@ class Snapshot:
 
     data: StudyData
     trials: list[FrozenTrial]  # Optuna's trials, by number
+    unfinished: UnfinishedTrials | None = None  # only of `StudyStorage.snapshot_after`
 
     def finished_count(self) -> int:
         """Count the search's finished trials, without repeats."""
@@ -85,46 +99,46 @@ class Snapshot:
         )
         return None if attribute is None else TrialRecord.from_json(attribute)
 
+    def checkpoint(self, number: int) -> str | None:
+        """Return a trial's last checkpoint as `StudyStorage.set_checkpoint` got it, or None."""
+        attributes = self.trials[number].user_attrs if number < len(self.trials) else {}
+        text: str | None = attributes.get(_CHECKPOINT)
+        return text
+
 
 class StudyStorage:
     """One study in its storage. The `study` attribute is the Optuna study, for proposals."""
 
-    def __init__(self, storage: RDBStorage, name: str) -> None:
+    def __init__(self, storage: ReconnectingStorage, name: str) -> None:
         self.study, self._storage = optuna.load_study(study_name=name, storage=storage), storage
         # Records of finished trials, which nobody changes any more.
         self._ended: dict[int, TrialRecord] = {}
+        self._connection: Connection | None = None  # that of `version`
 
     @classmethod
-    def load(cls, storage: RDBStorage, name: str) -> "StudyStorage | None":
+    def load(cls, storage: ReconnectingStorage, name: str) -> "StudyStorage | None":
         """Load a study by its name; return None if there is none, or `create` was killed in it."""
         with _readable(f"study {name!r}"):
             if name not in optuna.get_all_study_names(storage):
                 return None
-            found = cls(storage, name)
-            return None if found._is_half_made else found
+            study = cls(storage, name)
+            return None if study._is_half_made else study
 
     @property
     def _is_half_made(self) -> bool:
-        own = (self.study.metric_names or [""])[0] == COST
-        return own and not self._trials and "provenance" not in self.study.user_attrs
+        is_ours = (self.study.metric_names or [""])[0] == COST
+        return is_ours and not self._trials and "provenance" not in self.study.user_attrs
 
     @classmethod
-    def of_folder(cls, storage: RDBStorage, paths: StudyPaths) -> "StudyStorage":
+    def of_folder(cls, storage: ReconnectingStorage, paths: StudyPaths) -> "StudyStorage":
         """Load the study of a folder.
 
         Raises BadInput if the storage is damaged, or doesn't hold the study, or holds several and
         the folder doesn't say which.
         """
-        pointer = stored_pointer(paths)
-        with _readable(str(paths.root)):
-            studies = [study for study in storage.get_all_studies() if "config" in study.user_attrs]
-            names = [
-                study.study_name
-                for study in studies
-                if pointer is None or study.study_name == pointer["study"]
-            ]
-            if len(names) == 1:
-                return cls(storage, names[0])
+        names = cls._names(storage, paths)
+        if len(names) == 1:
+            return cls(storage, names[0])
         must = f"the storage of {paths.root} must hold one study of carbonopt's, but holds"
         if names:
             raise BadInput(f"{must} {len(names)}.")
@@ -137,8 +151,28 @@ class StudyStorage:
         raise BadInput(f"{must} none: it is damaged ({RESTORE}), or {ended}.")
 
     @classmethod
+    def begun_in(cls, storage: ReconnectingStorage, paths: StudyPaths) -> "StudyStorage | None":
+        """Load the study of a folder as `of_folder` does; return None if it holds none yet.
+
+        Unlike `of_folder` it never touches the lock of a folder without a study.
+        """
+        return cls.of_folder(storage, paths) if cls._names(storage, paths) else None
+
+    @staticmethod
+    def _names(storage: ReconnectingStorage, paths: StudyPaths) -> list[str]:
+        """Return the names of carbonopt's studies that a folder's storage holds for it."""
+        pointer = stored_pointer(paths)
+        with _readable(str(paths.root)):
+            studies = [study for study in storage.get_all_studies() if "config" in study.user_attrs]
+        return [
+            study.study_name
+            for study in studies
+            if pointer is None or study.study_name == pointer["study"]
+        ]
+
+    @classmethod
     def create(
-        cls, storage: RDBStorage, config: StudyConfig, provenance: Provenance
+        cls, storage: ReconnectingStorage, config: StudyConfig, provenance: Provenance
     ) -> "StudyStorage":
         quality = config.quality
         study = optuna.create_study(
@@ -151,9 +185,15 @@ class StudyStorage:
             action="ignore", category=optuna.exceptions.ExperimentalWarning
         ):
             study.set_metric_names([COST, quality.name])
-        made = cls(storage, config.name)
-        made.refresh(config, provenance)
-        return made
+        created = cls(storage, config.name)
+        created.set_id()
+        created.refresh(config, provenance)
+        return created
+
+    def set_id(self) -> None:
+        """Give the study an identity, by which trackers find its runs, if it has none."""
+        if _ID not in self.study.user_attrs:
+            self.study.set_user_attr(_ID, uuid.uuid4().hex)
 
     def refresh(self, config: StudyConfig, provenance: Provenance) -> None:
         """Store the present study file, whose budget may have grown, and the provenance."""
@@ -175,7 +215,7 @@ class StudyStorage:
         if joins:
             stored, given = ({**identity, "launch": None} for identity in (stored, given))
         if difference := _first_difference(stored, given):
-            advice = "Give another --out (or another name), or restore the study file"
+            advice = "Give another folder (or another name), or restore the study file"
             raise BadInput(
                 f"{where} holds another study: {difference}. {advice}; only {config.may_change} may"
                 " change."
@@ -216,28 +256,88 @@ class StudyStorage:
 
     def workers(self) -> frozenset[str]:
         """Return the names of the live workers."""
-        return workers.living(self._storage, self.study.study_name)
+        return frozenset(worker.id for worker in self.living_workers())
+
+    def living_workers(self) -> tuple[KnownWorker, ...]:
+        """Return the live workers, without changing the storage."""
+        with _readable(f"study {self.study.study_name!r}"):
+            return workers.living(self._storage, self.study.study_name)
+
+    def version(self) -> int | None:
+        """Return a number that changes when another connection has changed the storage.
+
+        None: the database has no such number. It takes no lock that a writer would wait for.
+        """
+        engine = self._storage.engine
+        if engine.dialect.name != "sqlite":
+            return None
+        with _readable(f"study {self.study.study_name!r}"):
+            if self._connection is None:  # the number is that of one connection
+                self._connection = engine.connect()
+            return int(self._connection.execute(text("PRAGMA data_version")).scalar_one())
 
     def read(self) -> StudyData:
         """Read the whole study; raise BadInput if the stored data is not what carbonopt writes."""
         return self.snapshot().data
 
-    def snapshot(self, living: Collection[str] | None = None) -> Snapshot:
+    def read_checked(self) -> StudyData:
+        """Read the whole study as `read` does, but refuse a record that has a key twice.
+
+        Optuna, which parses the records for `read`, takes the last of equal keys.
+        """
+        return self._read_records(_parsed_record)
+
+    def read_for_answer(self) -> StudyData:
+        """Read the study for a few questions.
+
+        The evaluations of a trial are parsed when they are first asked for; only then a damaged one
+        is found. Everything else is as `read_checked` says.
+        """
+        return self._read_records(self._with_stored_evaluations)
+
+    def _read_records(self, parse: Callable[[str, int], Any]) -> StudyData:
+        with _readable(f"study {self.study.study_name!r}"):
+            trials = self._storage.trials_with(self.study._study_id, "record", parse)
+        return self.snapshot(trials=trials).data
+
+    def _with_stored_evaluations(self, text: str, number: int) -> Any:
+        """Return a record from its JSON, whose evaluations are parsed when they are asked for."""
+        evaluations = _EVALUATIONS.search(text)
+        if evaluations is None:  # written by another program
+            return _parsed_record(text, number)
+        record = _parsed_record(
+            f"{text[: evaluations.start(1)]}[]{text[evaluations.end(1) :]}", number
+        )
+        whose = f"the storage of study {self.study.study_name!r}, trial {number},"
+        quality = QualityResult(**record["quality"])
+        is_complete = record.get("state") == TrialState.COMPLETE
+        end = quality.known_end(record.get("total_steps")) if is_complete else None
+        stored = StoredEvaluations(evaluations.group(1), quality.of, whose, end)
+        return {**record, "evals": stored}
+
+    def snapshot(
+        self, living: Collection[str] | None = None, trials: list[FrozenTrial] | None = None
+    ) -> Snapshot:
         """Read the whole study with Optuna's trials.
 
-        `living` has the live workers, which may run trials; None: they are read from the storage.
-        Raises BadInput if the stored data is not what carbonopt writes.
+        Args:
+            living: the live workers, which may run trials; None: they are read from the storage.
+            trials: Optuna's trials, by number, where they have been read; None: they are read.
+
+        Raises:
+            BadInput: if the stored data is not what carbonopt writes.
         """
         with _readable(f"study {self.study.study_name!r}"):
             living = self.workers() if living is None else living
-            attributes, trials = self.study.user_attrs, self._trials
+            known = self._ended if trials is None else {}
+            attributes, trials = self.study.user_attrs, self._trials if trials is None else trials
             prepared, trace, inputs = (
                 attributes.get(key) for key in ("prepared", "trace", "inputs")
             )
-            config = StudyConfig.model_validate(attributes["config"])
             data = StudyData(
-                config=config,
-                records=self._records(trials, config, living),
+                config=StudyConfig.model_validate(attributes["config"]),
+                id=attributes.get(_ID),
+                records=(),
                 sessions=_sessions(attributes),
                 probes=_probes(attributes, living),
                 provenance=Provenance.model_validate(attributes["provenance"]),
@@ -248,33 +348,32 @@ class StudyStorage:
                 ended=attributes.get("ended"),
                 ended_by_budget=attributes.get("ended by budget", False),
             )
-        return Snapshot(data, trials)
+            return Snapshot(_with_records(data, trials, living, known), trials)
 
-    def _records(
-        self, trials: Sequence[FrozenTrial], config: StudyConfig, living: Collection[str]
-    ) -> tuple[TrialRecord, ...]:
-        """Return the records of all trials that were begun.
+    def snapshot_after(self, last: Snapshot | None, living: Collection[str]) -> Snapshot:
+        """Read the study as `snapshot` does; within a trial, only the records of those that run.
 
-        Raises BadInput if a trial is missing, without which another one may be recommended, or if a
-        trial's parameters are missing.
+        Args:
+            last: what the last call has returned, whose `trials` change; None: it is the first
+                call. It is returned if nothing has changed.
+            living: the live workers; the same as in the last call, unless `last` is None.
+
+        Raises:
+            BadInput: if the stored data is not what carbonopt writes.
         """
-        if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
-            raise BadInput(f"trial {missing[0]} is missing")
-        records, free = [], config.search.space.free().keys()
-        for trial in trials:
-            if (record := self._ended.get(trial.number)) is None:
-                if trial.state.is_finished() and not free <= trial.params.keys():
-                    raise BadInput(f"trial {trial.number} has lost its parameters")
-                if (record := _record(trial, living)) is None:
-                    continue
-                if record.repeat_of is not None and record.repeat_of >= len(trials):
-                    raise BadInput(
-                        f"trial {record.trial} repeats trial {record.repeat_of}, which is not there"
-                    )
-                if trial.state.is_finished():
-                    self._ended[trial.number] = record
-            records.append(record)
-        return tuple(records)
+        with _readable(f"study {self.study.study_name!r}"):
+            found = self._storage.unfinished(self.study._study_id, "record")
+            before = None if last is None else last.unfinished
+            if last is None or before is None or not found.differs_in_texts_alone(before):
+                return replace(self.snapshot(living), unfinished=found)
+            if found.texts == before.texts:
+                return last
+            # No trial has begun or ended, so that only its record can have changed.
+            for number, text in found.texts.items():
+                if text is not None and text != before.texts[number]:
+                    last.trials[number].set_user_attr("record", json.loads(text))
+            data = _with_records(last.data, last.trials, living, self._ended)
+            return Snapshot(data, last.trials, found)
 
     @property
     def _trials(self) -> list[FrozenTrial]:
@@ -293,6 +392,15 @@ class StudyStorage:
     def save_progress(self, trial: Trial, record: TrialRecord) -> None:
         """Store a running trial's record so far, in case this process dies."""
         trial.set_user_attr("record", record.as_json())
+
+    def set_checkpoint(self, trial: Trial, text: str) -> None:
+        """Store what a trial had done and used when it was last saved.
+
+        It is one text, for the same reason as the trace in `set_trace`. The record has to be stored
+        first: if the trial is cut off, the energy in its record minus that in its checkpoint counts
+        as lost.
+        """
+        trial.set_user_attr(_CHECKPOINT, text)
 
     def tell(self, trial: Trial, record: TrialRecord, target: Target) -> None:
         """Finish a trial in Optuna.
@@ -318,13 +426,13 @@ class StudyStorage:
     def requeue(self, trial: Trial, record: TrialRecord) -> None:
         """Queue an interrupted trial again: the next run repeats it under its number."""
         self.save_progress(trial, record)
-        self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
+        self._storage.put_back(trial._trial_id)
 
     def recover(self, living: Collection[str]) -> Snapshot:
         """Queue the trials that dead workers left running, end their probes, and read the study.
 
-        Their records keep the energy that was stored. The caller holds the workers' lock (see
-        `Lease.lock`), in which a worker that begins a trial also stores that it runs it.
+        Their records keep the energy that was stored. The caller has its turn (see
+        `Lease.in_turn`), in which a worker that begins a trial also stores that it runs it.
         """
         seen = self.snapshot(living)
         records = {record.trial: record for record in seen.data.records}
@@ -332,12 +440,12 @@ class StudyStorage:
         left = [
             trial
             for trial in left
-            if (own := records.get(trial.number)) is None or own.worker not in living
+            if (record := records.get(trial.number)) is None or record.worker not in living
         ]
         for trial in left:
             if (record := records.get(trial.number)) is not None:
                 self._storage.set_trial_user_attr(trial._trial_id, "record", record.as_json())
-            self._storage.set_trial_state_values(trial._trial_id, OptunaState.WAITING)
+            self._storage.put_back(trial._trial_id)
         interrupted = [
             probe for probe in seen.data.probes if probe.stop_reason is StopReason.INTERRUPTED
         ]
@@ -348,7 +456,7 @@ class StudyStorage:
         return self.snapshot(living) if left else seen
 
 
-def check_folder_is_free(storage: RDBStorage, paths: StudyPaths, name: str) -> None:
+def check_folder_is_free(storage: ReconnectingStorage, paths: StudyPaths, name: str) -> None:
     """Raise BadInput if a folder holds another study.
 
     Studies with different names can have the same default folder.
@@ -359,12 +467,38 @@ def check_folder_is_free(storage: RDBStorage, paths: StudyPaths, name: str) -> N
     there = [pointer["study"]] if pointer is not None else held if paths.storage.exists() else []
     if there and name not in there:
         raise BadInput(
-            f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own: --out"
-            " DIR."
+            f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own."
         )
-    if paths.trials.exists() and name not in held:
-        lost = f"{paths.root} holds trials, but its storage has no study {name!r}"
-        raise BadInput(f"{lost}; restore the storage from a copy, or give another --out.")
+    if name in held:
+        return
+    left = [path.name for path in (paths.trials, paths.probes, paths.report) if path.exists()]
+    if left:
+        lost = f"{paths.root} holds {left[0]} of a study, but its storage has no study {name!r}"
+        raise BadInput(f"{lost}; restore the storage from a copy, or give another folder.")
+    with _readable(str(paths.root)):
+        _check_studies_are_whole(storage)
+
+
+def _check_studies_are_whole(storage: ReconnectingStorage) -> None:
+    """Raise BadInput if a storage holds parts of a study that is not there.
+
+    A new study could get that one's number, and with it its trials.
+    """
+    studies = select(models.StudyModel.study_id)
+    parts = (models.StudyDirectionModel, models.TrialModel, models.StudyUserAttributeModel)
+    with storage.engine.connect() as connection:
+        for part in parts:
+            left = select(part.study_id).where(part.study_id.not_in(studies)).limit(1)
+            if connection.execute(left).first() is not None:
+                raise BadInput(f"{part.__tablename__} has rows of a study that is not there")
+
+
+def _parsed_record(text: str, number: int) -> Any:
+    """Parse a record's JSON; raise BadInput if it is none, or has a key twice."""
+    try:
+        return parsed_json(text)
+    except ValueError as error:
+        raise BadInput(f"trial {number}: its record can't be read: {first_line(error)}") from error
 
 
 @contextmanager
@@ -453,6 +587,51 @@ def _input_files(noted: str) -> tuple[InputFile, ...]:
     return tuple(InputFile(**file) for file in json.loads(noted))
 
 
+def _with_records(
+    data: StudyData,
+    trials: Sequence[FrozenTrial],
+    living: Collection[str],
+    known: dict[int, TrialRecord],
+) -> StudyData:
+    """Return a study with the records of its trials.
+
+    Those of finished trials are taken from `known`, by number, and put there when all are checked.
+    """
+    records = _records(trials, data.config, living, known)
+    read_now = tuple(own for own in records if own is not known.get(own.trial))
+    StudyData(**{**dict(data), "records": read_now})  # checks them, once
+    known.update((own.trial, own) for own in read_now if trials[own.trial].state.is_finished())
+    return data.model_copy(update={"records": records})
+
+
+def _records(
+    trials: Sequence[FrozenTrial],
+    config: StudyConfig,
+    living: Collection[str],
+    known: Mapping[int, TrialRecord],
+) -> tuple[TrialRecord, ...]:
+    """Return the records of all trials that were begun; those in `known`, by number, from there.
+
+    Raises BadInput if a trial is missing, without which another one may be recommended, or if a
+    trial's parameters are missing.
+    """
+    if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
+        raise BadInput(f"trial {missing[0]} is missing")
+    records, free = [], config.search.space.free().keys()
+    for trial in trials:
+        if (record := known.get(trial.number)) is None:
+            if trial.state.is_finished() and not free <= trial.params.keys():
+                raise BadInput(f"trial {trial.number} has lost its parameters")
+            if (record := _record(trial, living)) is None:
+                continue
+            if record.repeat_of is not None and record.repeat_of >= len(trials):
+                raise BadInput(
+                    f"trial {record.trial} repeats trial {record.repeat_of}, which is not there"
+                )
+        records.append(record)
+    return tuple(records)
+
+
 def _record(trial: FrozenTrial, living: Collection[str]) -> TrialRecord | None:
     """Return the record of a trial; None if it is queued, or has only just begun."""
     attribute = trial.user_attrs.get("record")
@@ -488,14 +667,14 @@ def _sessions(attributes: Mapping[str, Any]) -> tuple[SessionLedger, ...]:
 
 def _probes(attributes: Mapping[str, Any], living: Collection[str]) -> tuple[TrialRecord, ...]:
     """Return the probes' records by number; raise BadInput for a damaged record."""
-    stored = {key: own for key, own in attributes.items() if key.startswith(_PROBE)}
-    probes = (_as_ended(_probe(key, own), living) for key, own in stored.items())
+    stored = {key: record for key, record in attributes.items() if key.startswith(_PROBE)}
+    probes = (_as_ended(_probe(key, record), living) for key, record in stored.items())
     return tuple(sorted(probes, key=lambda record: record.trial))
 
 
-def _probe(key: str, own: Any) -> TrialRecord:
+def _probe(key: str, stored: Any) -> TrialRecord:
     try:
-        record = TrialRecord.from_json(own)
+        record = TrialRecord.from_json(stored)
     except (ValidationError, AttributeError, LookupError, TypeError) as error:
         raise BadInput(f"{key}: {_reason(error)}") from error
     if key != f"{_PROBE}{record.trial}":
@@ -532,12 +711,30 @@ def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
         raise BadInput(f"trial {record.trial} has lost its values")
     if complete and record.energy_kwh is None:
         raise BadInput(f"trial {record.trial} is complete, but its record has no energy_kwh")
+    if complete:
+        _check_last_evaluation(record)
+    if record.stop_reason is StopReason.TARGET and not record.evals:
+        raise BadInput(f"trial {record.trial} was stopped for its target, but has no evals")
     recorded = ((COST, record.emissions_kg_co2e), (record.quality.name, record.value))
     for (name, value), ranked_by in zip(recorded, trial.values or (), strict=False):
         if value != ranked_by:
             raise BadInput(
                 f"trial {record.trial} was ranked by {name} {ranked_by}, but its record has {value}"
             )
+
+
+def _check_last_evaluation(record: TrialRecord) -> None:
+    """Raise BadInput if a complete trial's last evaluation isn't the one of its quality.
+
+    StoredEvaluations are checked when they are read.
+    """
+    if not record.evals:
+        raise BadInput(f"trial {record.trial} is complete, but its record has no evals")
+    if not isinstance(record.evals, StoredEvaluations):
+        try:
+            record.quality.known_end(record.total_steps).check(record.evals[-1])
+        except ValueError as error:
+            raise BadInput(f"trial {record.trial}: {error}") from error
 
 
 def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:

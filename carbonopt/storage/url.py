@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
-from optuna.storages import RDBStorage
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
@@ -19,6 +18,7 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_there, parsed_json, read_text, write_json
 from carbonopt.storage.locked_storage import Patience, sqlite_arguments
 from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 
 Made = TypeVar("Made")
 
@@ -26,12 +26,23 @@ RESTORE = "restore it from a copy"
 # SQLite's error codes for a damaged file; 0 is Python's error for a text in it. All other errors,
 # such as busy or full, may pass.
 _DAMAGE = {0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+# SQLite's errors of a read-only connection where a killed process has left a transaction half done.
+_HALF_WRITTEN = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
 # Parts of the databases' messages about a table that another command is making.
 _MADE_MEANWHILE = ("already exists", "database is locked", "database schema is locked")
 # SQLite's answers where a file system is full, has a quota, or fails.
 _OF_THE_DISK = ("disk I/O error", "database or disk is full")
 _TRIES, _TRY_AGAIN_S = 10, 0.2
 _OPTUNAS = {"studies", "trials"}  # two of the tables that Optuna makes
+# Options of a PostgreSQL connection. Without them, a server that is cut off would hold the command
+# for minutes: when it connects, while it waits for an answer, and while it sends.
+_TIME_LIMITS = {
+    "connect_timeout": 10,  # s
+    "keepalives_idle": 10,  # s
+    "keepalives_interval": 5,  # s
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,  # ms
+}
 # Options of a URL that are shown and kept. Any other option may be a secret, under whatever name
 # its driver gives it.
 _HARMLESS = {"application_name", "charset", "host", "port", "sslmode", "sslrootcert"}
@@ -56,7 +67,7 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
         )
         if begun_with is not None and not _is_same(begun_with, given):
             raise BadInput(
-                f"--storage: the study in {paths.root} is stored in {begun_with}; leave --storage"
+                f"storage: the study in {paths.root} is stored in {begun_with}; leave the storage"
                 " out."
             )
         return given
@@ -68,7 +79,7 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
             "a study's path can't have ?, # or % in it, nor bytes that are not UTF-8, because a"
             " storage URL can't"
         )
-        raise BadInput(f"--out {str(paths.root)!a}: {rule}.")
+        raise BadInput(f"{str(paths.root)!a}: {rule}.")
     return f"sqlite:///{file}"
 
 
@@ -87,7 +98,7 @@ def stored_pointer(paths: StudyPaths) -> dict[str, str] | None:
         return {"url": str(pointer["url"]), "study": str(pointer["study"])}
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"{paths.storage_pointer} is damaged; give --storage after removing it."
+            f"{paths.storage_pointer} is damaged; give the storage after removing it."
         ) from error
 
 
@@ -97,49 +108,81 @@ def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> N
         write_json(paths.storage_pointer, {"url": _noted(given), "study": study_name})
 
 
-def connect(url: str, *, must_exist: bool = False, patience: Patience | None = None) -> RDBStorage:
+def connect(
+    url: str,
+    *,
+    must_exist: bool = False,
+    patience: Patience | None = None,
+    read_only: bool = False,
+) -> ReconnectingStorage:
     """Open a storage by its SQLAlchemy URL.
 
     Args:
         url: the storage's URL. Its password is never shown.
         must_exist: whether a missing SQLite file is refused instead of made.
+        read_only: whether the database itself refuses to write for this connection. A missing file
+            is refused then, too, and no table is made.
         patience: how long to wait for other programs that hold an SQLite file or lock a table of
-            PostgreSQL; None: as long as a command that only reads.
+            PostgreSQL, and for a server that can't be reached any more; None: as long as a command
+            that only reads.
 
     Raises:
         BadInput: if the storage can't be opened, or is something else.
         StorageHeld: if another program holds it for too long.
     """
-    parsed = _parsed(url)
-    what = f"--storage {_shown(parsed)}"
-    arguments: dict[str, Any] = {}
-    patience, on_connect = patience or Patience(), []
+    parsed, patience = _parsed(url), patience or Patience()
+    what = f"the storage {_shown(parsed)}"
+    options = _engine_options(parsed, patience, read_only)
     if parsed.get_backend_name() == "sqlite":
-        arguments = sqlite_arguments(patience)
-        _check_sqlite(parsed, what, must_exist, arguments)
+        arguments = options["connect_args"]
+        _check_sqlite(parsed, what, must_exist or read_only, read_only, arguments)
         # It may be the study folder's own file, for which the user gave no URL.
         what = f"the storage {parsed.database}"
-    elif parsed.get_backend_name() == "postgresql":
-        # Without a limit, an unreachable server would hold the command for minutes.
-        arguments = {"connect_timeout": 10}
-        on_connect.append((partial(_limit_waits, patience.limit_s), "connect"))
-    options = {"connect_args": arguments, "pool_pre_ping": True, "pool_events": on_connect}
     escaped = url.replace("{", "{{").replace("}", "}}")  # Optuna calls `format` on it
     try:
         with warnings.catch_warnings(
             action="ignore", category=optuna.exceptions.ExperimentalWarning
         ):
-            return made_by_two(lambda: RDBStorage(escaped, engine_kwargs=options))
+            return made_by_two(
+                lambda: ReconnectingStorage(escaped, options, patience, _shown(parsed), read_only)
+            )
     except ImportError as error:
         install = "type: pip install 'carbonopt[postgresql]', or use sqlite:///FILE"
         raise BadInput(f"{what}: its driver is missing ({error}); {install}.") from error
     except (SQLAlchemyError, RuntimeError, ValueError, TypeError) as error:
-        reason = first_line(getattr(error, "orig", None) or error)
-        in_query = [str(value) for key, value in parsed.query.items() if key not in _HARMLESS]
-        for secret in filter(None, (parsed.password, *in_query)):
-            reason = reason.replace(secret, "***")
+        reason = _reason_without_secrets(error, parsed)
         advice = " Check the free space of its file system." if reason in _OF_THE_DISK else ""
         raise BadInput(f"{what} can't be opened: {reason}.{advice}") from error
+
+
+def _engine_options(parsed: URL, patience: Patience, read_only: bool) -> dict[str, Any]:
+    """Return the options of SQLAlchemy's engine for a database."""
+    match parsed.get_backend_name():
+        case "sqlite":
+            arguments = sqlite_arguments(patience)
+            if not read_only:
+                return {"connect_args": arguments, "pool_events": []}
+            arguments["check_same_thread"] = False
+            file = Path(str(parsed.database))
+            creator = partial(_opened_read_only, file, arguments)
+            return {"connect_args": arguments, "pool_events": [], "creator": creator}
+        case "postgresql":
+            arguments = dict(_TIME_LIMITS)
+            if read_only:
+                arguments["options"] = "-c default_transaction_read_only=on"
+            limit = (partial(_limit_waits, patience.limit_s), "connect")
+            return {"connect_args": arguments, "pool_events": [limit]}
+        case _:
+            return {"connect_args": {}, "pool_events": []}
+
+
+def _reason_without_secrets(error: Exception, parsed: URL) -> str:
+    """Return why a storage can't be opened, with nothing in it that may be a password."""
+    reason = first_line(getattr(error, "orig", None) or error)
+    in_query = [str(value) for key, value in parsed.query.items() if key not in _HARMLESS]
+    for secret in filter(None, (parsed.password, *in_query)):
+        reason = reason.replace(secret, "***")
+    return reason
 
 
 def _limit_waits(limit_s: float, connection: Any, _: object) -> None:
@@ -188,10 +231,38 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__).removesuffix(".")
 
 
-def _check_sqlite(url: URL, what: str, must_exist: bool, arguments: dict[str, Any]) -> None:
+def _opened_read_only(file: Path, arguments: dict[str, Any]) -> sqlite3.Connection:
+    """Open an SQLite file that this connection can't change.
+
+    If a process was killed while it wrote, its half-done transaction is undone first, as any other
+    reader does it: what a read-only connection would read is not what was stored.
+    """
+    connection = _opened(file, "ro", arguments)
+    try:
+        connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if error.sqlite_errorcode not in _HALF_WRITTEN:
+            raise
+        with closing(_opened(file, "rw", arguments)) as database:
+            database.execute("PRAGMA schema_version").fetchone()
+        return _opened(file, "ro", arguments)
+    return connection
+
+
+def _opened(file: Path, mode: str, arguments: dict[str, Any]) -> sqlite3.Connection:
+    """Open an SQLite file that is there; `mode` is "ro" to read it alone, "rw" to write, too."""
+    address = f"{file.absolute().as_uri()}?mode={mode}"
+    connection: sqlite3.Connection = sqlite3.connect(address, uri=True, **arguments)
+    return connection
+
+
+def _check_sqlite(
+    url: URL, what: str, must_exist: bool, read_only: bool, arguments: dict[str, Any]
+) -> None:
     if url.database in (None, "", ":memory:"):
         raise BadInput(
-            "--storage: a study in memory would be lost; give a file, such as sqlite:///study.db."
+            "storage: a study in memory would be lost; give a file, such as sqlite:///study.db."
         )
     if url.query:
         raise BadInput(
@@ -209,10 +280,10 @@ def _check_sqlite(url: URL, what: str, must_exist: bool, arguments: dict[str, An
         )
         raise BadInput(f"{what} can't be read: {why}.")
     try:
-        # The file is not opened read-only: if a process was killed while it wrote, opening must
-        # undo its transaction.
+        # Not opened read-only by a command that may write: if a process was killed while it wrote,
+        # opening must undo its transaction.
         with closing(
-            sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, **arguments)
+            _opened_read_only(file, arguments) if read_only else _opened(file, "rw", arguments)
         ) as database:
             for _ in range(_TRIES):
                 tables = {
@@ -257,9 +328,9 @@ def _is_same(begun_with: str, given: str) -> bool:
     """Return whether a noted URL or file is that of a given URL, whatever driver either names."""
     if "://" not in begun_with:
         begun_with = f"sqlite:///{begun_with}"
-    noted, own = (_parsed(url) for url in (_noted(begun_with), _noted(given)))
-    return noted.set(drivername=noted.get_backend_name()) == own.set(
-        drivername=own.get_backend_name()
+    noted, present = (_parsed(url) for url in (_noted(begun_with), _noted(given)))
+    return noted.set(drivername=noted.get_backend_name()) == present.set(
+        drivername=present.get_backend_name()
     )
 
 
@@ -283,14 +354,13 @@ def _parsed(url: str) -> URL:
         url.encode()  # raises for bytes that are not UTF-8
         parsed = make_url(url)
     except (SQLAlchemyError, ValueError) as error:
-        raise BadInput(f"--storage is not a storage URL; {examples}.") from error
+        raise BadInput(f"the given text is not a storage URL; {examples}.") from error
     if (database := parsed.drivername.partition("+")[0]) not in ("sqlite", "postgresql"):
         raise BadInput(
-            f"--storage must be of SQLite or PostgreSQL, but is of {shortened(database)};"
-            f" {examples}."
+            f"storage must be of SQLite or PostgreSQL, but is of {shortened(database)}; {examples}."
         )
     if database == "postgresql" and "@" in f"{parsed.host}{parsed.database}":
         raise BadInput(
-            f"--storage: an @ or / in a user's name or password is written %40 or %2F; {examples}."
+            f"storage: an @ or / in a user's name or password is written %40 or %2F; {examples}."
         )
     return parsed

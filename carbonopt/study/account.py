@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from carbonopt.analysis.remaining import remaining_time
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import now_utc
 from carbonopt.engines.engine import Engine
 from carbonopt.spec.study_data import SessionLedger, StudyData, Wait
-from carbonopt.storage.study_storage import StudyStorage
-from carbonopt.study.start_schedule import remaining_time
+from carbonopt.storage.study_storage import Snapshot, StudyStorage
 from carbonopt.study.study_checks import CheckedStudy
 
 
@@ -59,13 +59,25 @@ class SessionAccount:
         self._ledger = self._ledger.model_copy(update=update)
         storage.set_session(self._ledger)
 
+    def store_unread(self, storage: StudyStorage) -> None:
+        """Store for how long nothing was read, when the connection to a machine was lost.
+
+        The other machines' energy of that time is missing, too: it was asked for together.
+        """
+        duration_s = self.duration_s
+        unread_s = duration_s - self._ledger.duration_s
+        self._ledger = self._ledger.model_copy(
+            update={"duration_s": duration_s, "unread_s": unread_s}
+        )
+        storage.set_session(self._ledger)
+
     @property
     def waits(self) -> bool:
         return self._wait is not None
 
     @property
     def waited_s(self) -> float:
-        """How long this session has waited for the hours of its schedule."""
+        """The seconds that this session has waited for the hours of its schedule."""
         waited_s = sum(wait.duration_s for wait in self._ended_waits)
         return waited_s + (0.0 if self._wait is None else time.monotonic() - self._wait.began_s)
 
@@ -114,6 +126,39 @@ class _OpenWait:
         )
 
 
+def all_trials_run(trials: int | None, seen: Snapshot) -> str | None:
+    """Return, in words, that all trials of a budget have been run; None: some are left.
+
+    Args:
+        trials: `budget.trials`; None: it limits no trials.
+        seen: The study.
+    """
+    if trials is None or seen.finished_count() < trials:
+        return None
+    if trials == 1:
+        return "the one trial of the budget has been run"
+    return f"all {trials} trials of the budget have been run"
+
+
+def limit_reached(checked: CheckedStudy, used_hours: float, energy_kwh: float) -> str | None:
+    """Return which limit of its budget a study has reached, in words, the number of trials aside.
+
+    Args:
+        checked: The study.
+        used_hours: The hours in which it has worked.
+        energy_kwh: The energy that it has used, without PUE.
+    """
+    budget = checked.config.budget
+    for unit, limit, used in (
+        ("hours", budget.hours, used_hours),
+        ("kWh", budget.energy_kwh, energy_kwh),
+        ("kg CO2e", budget.emissions_kg_co2e, checked.emissions_kg_co2e(energy_kwh)),
+    ):
+        if limit is not None and used >= limit:
+            return f"the budget of {limit:g} {unit} is used up"
+    return None
+
+
 class StudyBudget:
     """The limits of a study's budget, the number of trials aside.
 
@@ -153,14 +198,4 @@ class StudyBudget:
 
     def limit_reached(self, energy_kwh: float) -> str | None:
         """Return which limit a study that has used this energy has reached, in words."""
-        budget = self._checked.config.budget
-        hours = self.used_hours
-        emissions = self._checked.emissions_kg_co2e(energy_kwh)
-        for unit, limit, used in (
-            ("hours", budget.hours, hours),
-            ("kWh", budget.energy_kwh, energy_kwh),
-            ("kg CO2e", budget.emissions_kg_co2e, emissions),
-        ):
-            if limit is not None and used >= limit:
-                return f"the budget of {limit:g} {unit} is used up"
-        return None
+        return limit_reached(self._checked, self.used_hours, energy_kwh)

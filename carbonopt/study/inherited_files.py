@@ -15,7 +15,7 @@ from carbonopt.spec.trial_spec import Program, TrialSpec
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.input_files import written_in
 
-_MOST_FILES = 10_000  # most files that are looked at, which takes 0.1 s
+_MOST_FILES = 10_000  # largest number of files that are looked at; so many take 0.1 s
 _MOST_NAMED = 20
 _OF_STUDIES = {StudyPaths(Path()).storage.name, StudyPaths(Path()).storage_pointer.name}
 
@@ -31,9 +31,9 @@ def script_folders(program: Program) -> tuple[Path, ...]:
 class InheritedFiles:
     """The files that earlier trials have changed, as a trial finds them when it begins.
 
-    The file system records when a file was last read, but not if that time is later than the last
-    change already (relatime), or not at all (noatime): such a file, or one that was replaced, may
-    have been read.
+    The file system records when a file was last read. With the mount option `relatime` it skips
+    this if the recorded time is already later than the file's last change, and with `noatime` it
+    never does it. A file whose reads are not recorded, or that was replaced, may have been read.
     """
 
     folders: Sequence[Path]  # the folders of the script and in which it runs

@@ -203,7 +203,7 @@ def check_unchanged(
         ):
             holds = f"{where} holds a study whose trials read other files: {path} {change}"
             raise BadInput(
-                f"{holds}. Put back what was there, or give another --out (or another name)."
+                f"{holds}. Put back what was there, or give another folder (or another name)."
             )
         before[path] = now.model_copy(update={"sha256": None, "changed_by_trials": True})
     return tuple(before.values())

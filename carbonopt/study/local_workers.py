@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from carbonopt.core.errors import BEFORE_A_TRIAL, StudyInterrupted
+from carbonopt.core.errors import BEFORE_A_TRIAL, CarbonoptError, StudyInterrupted, printable
 from carbonopt.engines.process.guard import PR_SET_PDEATHSIG
 
 _BEGIN, _STUDY_BEGAN = b"b", b"s"  # the messages of a command to its local workers
@@ -133,14 +133,19 @@ def _work_and_end(local_worker: LocalWorker, work: Callable[[LocalWorker], objec
             work(local_worker)
     except SystemExit as error:
         code = error.code
+    except CarbonoptError as error:
+        sys.stderr.write(f"carbonopt: {printable(str(error))}\n")
+        code = error.exit_code
     except BaseException:  # noqa: BLE001 – a fork has nobody above it to whom it could be raised
         traceback.print_exc()
         code = 1
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Not sys.exit, because a fork must not close what the command has opened.
-        os._exit(code if isinstance(code, int) else int(code is not None))
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            # Not sys.exit, because a fork must not close what the command has opened.
+            os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 @contextmanager
@@ -152,4 +157,9 @@ def printed_to(log: Path) -> Iterator[None]:
         sys.stderr.flush()
         for descriptor, target in enumerate((nothing, file, file)):
             os.dup2(target.fileno(), descriptor)
+        # A notebook's streams write elsewhere than to these descriptors.
+        sys.stdout, sys.stderr = (
+            open(at, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+            for at in (1, 2)
+        )
         yield

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.errors import BadInput
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.extras import check_installed
 from carbonopt.core.files import read_text
-from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.notify_settings import Notify, NotifyEvent
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import PlannedStart
@@ -50,7 +51,7 @@ def addresses(settings: Notify) -> tuple[str, ...]:
     """
     check_installed("apprise", "notify", "notify")
     if settings.config is None:
-        found, place = os.environ.get(ADDRESSES, "").split(), f"the variable {ADDRESSES}"
+        addresses, place = os.environ.get(ADDRESSES, "").split(), f"the variable {ADDRESSES}"
     else:
         path = Path(settings.config)
         lines = read_text(path, "notify.config", _FILE_MIB).splitlines()
@@ -59,20 +60,20 @@ def addresses(settings: Notify) -> tuple[str, ...]:
                 f"notify.config: nobody but its owner may read {path}, which can hold passwords,"
                 f" but its mode is {stat.S_IMODE(path.stat().st_mode):o}; type: chmod 600 {path}"
             )
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        addresses = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         place = str(path)
-    if not found:
+    if not addresses:
         raise BadInput(
             f"notify needs addresses, but {place} has none; give URLs of Apprise, such as"
             f" mailto://USER:PASSWORD@example.org, in {ADDRESSES} or in the file notify.config."
         )
-    for number, address in enumerate(found, start=1):
+    for number, address in enumerate(addresses, start=1):
         if _opened(address) is None:
             raise BadInput(
-                f"notify: address {number} of {place} ({_scheme(address)}) is none that Apprise"
-                " can reach; its documentation has the schemes and their parts."
+                f"notify: address {number} of {place} ({_scheme(address)}) is not one that"
+                " Apprise can reach; its documentation has the schemes and their parts."
             )
-    return tuple(found)
+    return tuple(addresses)
 
 
 class Notifications:
@@ -178,7 +179,8 @@ def deliver(message: Message, to: Sequence[str]) -> list[str]:
         try:
             sent = _sent(message, address)
             why = "it was not accepted"
-        except Exception as error:  # noqa: BLE001 – whatever fails, it must not end a night of trials
+        except Exception as error:  # noqa: BLE001
+            # Whatever fails, it must not end a night of trials.
             sent, why = False, type(error).__name__  # its text can hold the address
         if not sent:
             problems.append(

@@ -94,6 +94,15 @@ class TrialPhases:
         spent = [self.meter.running(phase) for phase in TRIAL_PHASES]
         self._begin(stage, time.monotonic(), spent)
 
+    def cut(self) -> tuple[dict[Phase, Reading], dict[Stage, dict[str, float]]]:
+        """Return the readings of the trial's phases and its stages, both as they are now.
+
+        The stage goes on. Its part so far counts as ended, so that the stages add up.
+        """
+        readings = {phase: self.meter.running(phase) for phase in TRIAL_PHASES}
+        self._begin(self.stage, time.monotonic(), list(readings.values()))
+        return readings, {stage: dict(cost) for stage, cost in self.stages.items()}
+
     def _begin(self, stage: Stage, at_s: float, spent: Sequence[Reading]) -> None:
         """Begin a stage, at that time and after these readings of the trial's phases.
 
@@ -170,11 +179,12 @@ class TrialPhases:
             self._closed_at_s += part.duration_s
 
     def claim(self, phase: Phase, stage: Stage) -> None:
-        """Count the work since the last step, or the last change of phase, as another stage.
+        """Count earlier work for a stage that a script reports after the stage has begun.
 
-        A script reports a stage after it has begun, so its beginning becomes known only now. If a
-        script makes more steps than it announced, or makes one after it said that the training
-        had ended, what counted as work after the training becomes training again.
+        While the trial trains, the stage takes the work since the last step, or since the last
+        change of phase, out of the training. Later, a stage of the training shows that the script
+        went on after the end that it had announced: all that counted as work after the training
+        becomes training again.
         """
         if self.phase is Phase.TRAIN:
             begin = max(

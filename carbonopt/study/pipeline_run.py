@@ -20,6 +20,7 @@ from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.workload_settings import Model, Workload
 from carbonopt.storage.paths import PipelinePaths
 from carbonopt.storage.pipeline_storage import Ledger
+from carbonopt.study.model_questions import Answers
 from carbonopt.study.session import AsStep
 from carbonopt.study.study_checks import CheckedStudy, check
 from carbonopt.study.study_file import PipelineFile, load_study
@@ -76,13 +77,15 @@ def check_pipeline(file: PipelineFile) -> dict[str, CheckedStudy]:
                     f"{where}.study: {shared} {rule}, but is {value!r} there and {expected!r} in"
                     f" {first}."
                 )
-    check_weights((studies[step.step].config, step.needs) for step in file.pipeline.pipeline)
+    with Answers() as answers:
+        steps = file.pipeline.pipeline
+        check_weights(((studies[step.step].config, step.needs) for step in steps), answers)
     return studies
 
 
 def _shared(config: StudyConfig) -> dict[str, Any]:
     """Return the settings that must be equal in all steps, which share one meter, by key."""
-    carbon = config.carbon.model_dump(exclude={"trace"})
+    carbon = config.carbon.model_dump(exclude={"trace", "embodied"})
     return {
         "launch.gpus": list(config.launch.gpus),
         **{f"carbon.{key}": value for key, value in carbon.items()},

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from carbonopt.core.trial import READINGS_APART_S, TRIAL_PHASES, EvalPoint, Phase
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.trial import READINGS_APART_S, TRIAL_PHASES, Phase
 from carbonopt.energy.meter_reading import Reading, disagreement, largest
 
 

@@ -1,14 +1,18 @@
 """Repeats of a study's configurations with other seeds: which is due, and what they showed."""
 
-from carbonopt.analysis.confirmation import Available, Repeat, confirmation_progress, outcome
+from carbonopt.analysis.confirmation import (
+    Available,
+    Repeat,
+    confirmation_progress,
+    outcome,
+    was_cut_off,
+)
 from carbonopt.analysis.pipeline_summary import handed_on
-from carbonopt.core.trial import StopReason, TrialState
+from carbonopt.core.trial import TrialState
 from carbonopt.engines.engine import Engine
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.session import AsStep
-
-_NOT_ENDED = (StopReason.INTERRUPTED, StopReason.BUDGET)
 
 
 def _available(engine: Engine) -> Available:
@@ -18,6 +22,11 @@ def _available(engine: Engine) -> Available:
 def next_repeat(
     data: StudyData, engine: Engine, paths: StudyPaths, as_step: AsStep | None
 ) -> Repeat | None:
+    """Return the repeat that is due next; None if none is.
+
+    Repeats are due for the study's confirmation. In a pipeline, each configuration whose model the
+    next step takes is also repeated, until one run has saved its weights.
+    """
     due = confirmation_progress(data, _available(engine)).next if data.config.confirm else None
     if due is not None or as_step is None:
         return due
@@ -25,9 +34,7 @@ def next_repeat(
     for trial in handed_on(data, as_step.hands_on):
         own = [record for record in data.records if trial in (record.trial, record.repeat_of)]
         repeats = [
-            record
-            for record in own
-            if record.repeat_of == trial and record.stop_reason not in _NOT_ENDED
+            record for record in own if record.repeat_of == trial and not was_cut_off(record)
         ]
         failed = any(record.state is not TrialState.COMPLETE for record in repeats)
         if not failed and not any(paths.trial_model(record.trial).is_dir() for record in repeats):
@@ -35,11 +42,6 @@ def next_repeat(
     return None
 
 
-def all_trials_run_text(trials: int) -> str:
-    if trials == 1:
-        return "the one trial of the budget has been run"
-    return f"all {trials} trials of the budget have been run"
-
-
 def with_confirmation(ended: str, data: StudyData, engine: Engine) -> str:
+    """Return why a study ended, with what its confirmation has found or lacks, if it has one."""
     return ended if data.config.confirm is None else f"{ended}; {outcome(data, _available(engine))}"

@@ -2,28 +2,33 @@
 
 import dataclasses
 import platform
+from collections.abc import Callable
 from importlib.metadata import version
-
-from optuna.storages import RDBStorage
 
 import carbonopt
 from carbonopt.core.errors import BadInput
 from carbonopt.core.format import count_text
 from carbonopt.core.trial import TrialRecord
-from carbonopt.spec.study_data import InputFile, Provenance, StudyData
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import InputFile, Provenance, StudyData, wall_clock_s
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 from carbonopt.storage.study_storage import StudyStorage
+from carbonopt.storage.url import connect, has_storage, storage_url
 from carbonopt.storage.workers import Lease
+from carbonopt.study.account import all_trials_run, limit_reached
 from carbonopt.study.input_files import check_unchanged, input_files
-from carbonopt.study.repeats import all_trials_run_text, next_repeat, with_confirmation
-from carbonopt.study.session import Session
+from carbonopt.study.repeats import next_repeat, with_confirmation
+from carbonopt.study.session import AsStep, Session
 from carbonopt.study.study_checks import CheckedStudy, as_prepared
 
 LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 
 
-def load_stored(database: RDBStorage, session: Session) -> tuple[StudyStorage | None, Session]:
+def load_stored(
+    database: ReconnectingStorage, session: Session
+) -> tuple[StudyStorage | None, Session]:
     """Return the stored study, if it has begun, and the session that resumes it.
 
     Raises:
@@ -39,6 +44,7 @@ def load_stored(database: RDBStorage, session: Session) -> tuple[StudyStorage | 
     checked = _as_stored(checked, stored, session.paths)
     if stored is not None:
         stored.check_same(checked.config, session.where, joins=session.joins)
+        checked = _as_begun(checked, stored)
         if session.joins:
             checked = _as_led(checked, stored)
     return stored, dataclasses.replace(session, checked=checked)
@@ -73,7 +79,16 @@ def _as_stored(
     prepared = stored.read().prepared
     if prepared is None:  # the earlier call was killed as soon as it had created the study
         return as_prepared(checked, paths.prepared)
-    return checked if prepared.auto is None else checked.settled(prepared.auto)
+    return checked if prepared.auto is None else checked.settled(prepared)
+
+
+def _as_begun(checked: CheckedStudy, stored: StudyStorage) -> CheckedStudy:
+    """Return the checked study with the carbon intensity that it began with.
+
+    The bundled data of another CodeCarbon may have another figure for the same country, and a study
+    has one for all its trials, whose emissions are compared.
+    """
+    return dataclasses.replace(checked, intensity=stored.read().provenance.intensity)
 
 
 def _as_led(checked: CheckedStudy, stored: StudyStorage) -> CheckedStudy:
@@ -93,24 +108,28 @@ def _as_led(checked: CheckedStudy, stored: StudyStorage) -> CheckedStudy:
     return dataclasses.replace(checked, config=checked.config.model_copy(update=update))
 
 
-def _check_alike(stored: Provenance, own: Provenance) -> None:
-    """Raise BadInput if a joining worker's trials would not be comparable with the study's."""
-    if stored.hardware is None or own.hardware is None:
+def _check_alike(stored: StudyData, own: Provenance, *, joins: bool) -> None:
+    """Raise BadInput if this call's trials would not be comparable with the study's."""
+    before, has_measured = stored.provenance.hardware, bool(stored.records or stored.probes)
+    if before is None or own.hardware is None or not (joins or has_measured):
         return
     theirs, ours = (
         f"{', '.join(hardware.gpus) or hardware.cpu} on {count_text(hardware.nodes, 'machine')}"
-        for hardware in (stored.hardware, own.hardware)
+        for hardware in (before, own.hardware)
     )
     if theirs != ours:
         rule = (
-            "the workers of a study must have the same devices, because their trials' energy is"
+            "all calls of a study must have the same devices, because their trials' energy is"
             " compared"
         )
-        raise BadInput(f"--worker: {rule}, but this one has {ours} and the study {theirs}.")
+        raise BadInput(
+            f"{rule}, but this one has {ours} and the study {theirs}; run it there, or give a"
+            " study here a folder of its own."
+        )
 
 
 def note_study(
-    database: RDBStorage,
+    database: ReconnectingStorage,
     stored: StudyStorage | None,
     checked: CheckedStudy,
     lease: Lease,
@@ -121,12 +140,16 @@ def note_study(
     """Store what is known before the first trial; create the study if it had not begun.
 
     Raises:
-        BadInput: If a worker joins whose trials would not be comparable with the study's.
+        BadInput: If this call's trials would not be comparable with the study's.
     """
-    if stored is not None and lease.joins:
-        _check_alike(stored.read().provenance, provenance)
-        return stored
     if stored is not None:
+        _check_alike(stored.read(), provenance, joins=lease.joins)
+        if lease.joins:
+            return stored
+        # First: if this call is killed before the new study file is stored, the next one would find
+        # the old file's end, and take the study for ended.
+        stored.set_ended(None)
+        stored.set_id()
         stored.refresh(checked.config, provenance)
     storage = stored or StudyStorage.create(database, checked.config, provenance)
     if prepared is not None:
@@ -136,28 +159,76 @@ def note_study(
     return storage
 
 
-def already_done(stored: StudyStorage, session: Session) -> StudyData | None:
-    """Return the study if nothing is left to do, without starting anything to find that out."""
-    checked, paths = session.checked, session.paths
-    config, trials = checked.config, checked.config.budget.trials
-    if trials is None or (seen := stored.snapshot()).finished_count() < trials:
+def ended_study(
+    checked: CheckedStudy, paths: StudyPaths, url: str | None, warn: Callable[[str], None]
+) -> StudyData | None:
+    """Return a stored study of which nothing is left to do; None if there is none.
+
+    Raises:
+        BadInput: If the storage holds another study.
+    """
+    if not has_storage(paths, url):
+        return None
+    database = connect(storage_url(paths, url), must_exist=True)
+    stored = StudyStorage.load(database, checked.config.name)
+    if stored is None:
+        return None
+    checked = _as_stored(checked, stored, paths)
+    stored.check_same(checked.config, str(paths.root), joins=False)
+    return already_done(stored, _as_begun(checked, stored), paths, warn)
+
+
+def already_done(
+    stored: StudyStorage,
+    checked: CheckedStudy,
+    paths: StudyPaths,
+    warn: Callable[[str], None],
+    as_step: AsStep | None = None,
+    *,
+    joins: bool = False,
+) -> StudyData | None:
+    """Return the study if nothing is left to do, without starting anything to find that out.
+
+    A joining worker does not rely on a stored end: the leading call may be about to go on with a
+    larger budget.
+    """
+    config, seen = checked.config, stored.snapshot()
+    all_run = all_trials_run(config.budget.trials, seen)
+    stays_ended = not joins and _stays_ended(seen.data, config)
+    if all_run is None and not stays_ended:
         return None
     data = seen.data.model_copy(update={"config": config})
-    if next_repeat(data, checked.engine, paths, session.as_step) is not None:
+    limit = limit_reached(checked, wall_clock_s(data.sessions) / 3600, data.spent_kwh())
+    may_repeat = not stays_ended or limit is None  # no repeat begins with a budget that is used up
+    if may_repeat and next_repeat(data, checked.engine, paths, as_step) is not None:
         return None
+    stored.set_id()
     stored.set_trace(checked.trace)
+    # Like the trace, it prices what has been measured, so it may come after the last trial.
+    embodied, before = config.carbon.embodied, seen.data.config
+    if embodied != before.carbon.embodied:
+        carbon = before.carbon.model_copy(update={"embodied": embodied})
+        stored.refresh(before.model_copy(update={"carbon": carbon}), data.provenance)
     if config.is_script:
         try:
             files = input_files(config)
             check_unchanged(data.inputs or (), files, str(paths.root), lambda: False, data.records)
         except BadInput as error:
-            session.display.warn(f"this answer is that of the earlier files: {error}")
+            warn(f"this answer is that of the earlier files: {error}")
     # The study was killed before it stored its end, or was interrupted and now has fewer trials.
-    if data.ended is None:
+    if data.ended is None and all_run is not None:
         stored.refresh(config, data.provenance)
-        why = with_confirmation(all_trials_run_text(trials), data, checked.engine)
-        stored.set_ended(why, by_budget=True)
+        stored.set_ended(with_confirmation(all_run, data, checked.engine), by_budget=True)
     return stored.read()
+
+
+def _stays_ended(data: StudyData, config: StudyConfig) -> bool:
+    """Return whether a study has ended, and nothing that ends it was changed in its file since."""
+    before = data.config
+    return data.ended is not None and (
+        (before.budget, before.confirm, before.search.learn_from)
+        == (config.budget, config.confirm, config.search.learn_from)
+    )
 
 
 def provenance_of(checked: CheckedStudy, prepared: Prepared | None, study_file: str) -> Provenance:

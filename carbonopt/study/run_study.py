@@ -2,19 +2,18 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from optuna.storages import RDBStorage
-
-from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, StudyInterrupted
+from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, MachineLost, StudyInterrupted
 from carbonopt.core.trial import Phase
 from carbonopt.engines.engine import own_meter
 from carbonopt.spec.study_data import InputFile, StudyData
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage.locked_storage import STUDY_S, Patience
+from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 from carbonopt.storage.study_storage import StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, has_storage, remember_storage, storage_url
 from carbonopt.storage.workers import Lease, leased, living
@@ -41,10 +40,10 @@ def run_study(session: Session) -> StudyData:
     The caller holds the folder's lock.
 
     Raises:
-        BadInput: Before this worker begins its first trial: at once for what can be known then, and
-            after the engine has begun for mistakes that the preparation finds or for a worker that
-            does not fit the study. Also if another worker leads the study, or there is no study to
-            join.
+        BadInput: Before this worker begins its first trial. At once, if another worker leads the
+            study, if there is no study to join, or for a mistake that can be known then. After the
+            engine has begun, for a mistake that the preparation finds, or if this call's devices
+            are not those of the study.
         StudyInterrupted: After `interrupted` returned True; the running trial has been put back.
         MeasurementError: If no energy can be measured.
         CarbonoptError: If the study can't go on, such as for changed input files.
@@ -55,45 +54,76 @@ def run_study(session: Session) -> StudyData:
     database = connect(
         storage_url(paths, session.url),
         must_exist=joins,
-        patience=Patience(STUDY_S, session.display.warn, session.interrupted),
+        patience=Patience(
+            STUDY_S, session.display.warn, session.interrupted, partial(_say_stalled, session)
+        ),
     )
     check_folder_is_free(database, paths, name)
     with (
         leased(database, name, joins=joins) as lease,
         contextlib.closing(session.checked.engine),
     ):
-        session = replace(session, interrupted=partial(_asked_to_end, lease, session.interrupted))
-        inputs = input_files(session.checked.config)
-        waits_for_leader = session.local_worker is not None or (
-            joins and session.checked.config.launch.kind == "slurm"
-        )
-        if waits_for_leader:
-            # The energy of its devices is the study's from here on, also while it waits.
-            account = _begin_engine(session, inputs, lease, prepares=False)
-            _await_study(database, session)
-        stored, session = load_stored(database, session)
-        if stored is not None and (done := already_done(stored, session)) is not None:
+        session = replace(session, interrupted=partial(_renew_and_ask, lease, session.interrupted))
+        return _run_leased(database, session, lease)
+
+
+def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -> StudyData:
+    """Run a study as the worker that holds the lease; see `run_study`."""
+    paths, joins, name = session.paths, session.joins, session.checked.config.name
+    inputs = input_files(session.checked.config)
+    waits_for_leader = session.local_worker is not None or (
+        joins and session.checked.config.launch.kind == "slurm"
+    )
+    if waits_for_leader:
+        # The energy of its devices is the study's from here on, also while it waits.
+        account = _begin_engine(session, inputs, lease, prepares=False)
+        _await_study(database, session)
+    stored, session = load_stored(database, session)
+    if stored is not None:
+        warn, as_step = session.display.warn, session.as_step
+        done = already_done(stored, session.checked, paths, warn, as_step, joins=joins)
+        if done is not None:
             return done
-        if stored is None:
-            check_schedule(session.checked, now_in_utc())
-        inputs = recorded_inputs(inputs, stored, session)
-        session.on_begin()
-        if not waits_for_leader:
-            account = _begin_engine(session, inputs, lease, prepares=not joins)
-        # Hashed after the meter has begun, so that the energy of it is measured as preparation.
-        inputs = with_sha256(inputs, session.interrupted)
-        try:
-            session, prepared = _prepare(session)
-        finally:
-            if stored is not None:  # what an interrupted preparation used is the study's, too
-                account.store(stored)
-        lease.renew()
-        provenance = provenance_of(session.checked, prepared, session.study_file)
-        session.before_measuring()
-        remember_storage(paths, session.url, name)
-        stored = note_study(database, stored, session.checked, lease, provenance, prepared, inputs)
+    if stored is None:
+        check_schedule(session.checked, now_in_utc())
+    inputs = recorded_inputs(inputs, stored, session)
+    session.on_begin()
+    if not waits_for_leader:
+        account = _begin_engine(session, inputs, lease, prepares=not joins)
+    # Hashed after the meter has begun, so that the energy of it is measured as preparation.
+    inputs = with_sha256(inputs, session.interrupted)
+    with contextlib.nullcontext() if stored is None else _stored_afterwards(account, stored):
+        session, prepared = _prepare(session)
+    lease.renew()
+    provenance = provenance_of(session.checked, prepared, session.study_file)
+    session.before_measuring()
+    remember_storage(paths, session.url, name)
+    stored = note_study(database, stored, session.checked, lease, provenance, prepared, inputs)
+    try:
         TrialLoop(session, lease, account, stored, prepared).run(inputs)
-        return _read_after_others(database, stored, lease, session.interrupted)
+    except MachineLost:
+        account.store_unread(stored)
+        raise
+    return _read_after_others(database, stored, lease, session.interrupted)
+
+
+@contextlib.contextmanager
+def _stored_afterwards(account: SessionAccount, stored: StudyStorage) -> Iterator[None]:
+    """Store what this part of a call used, however it ends: it is the study's, too."""
+    try:
+        yield
+    except MachineLost:  # its meter can't be read any more
+        account.store_unread(stored)
+        raise
+    except BaseException:
+        account.store(stored)
+        raise
+    account.store(stored)
+
+
+def _say_stalled(session: Session, text: str) -> None:
+    if session.notifications is not None:
+        session.notifications.send("stalled", f"The study may stand still: {text}")
 
 
 def _begin_engine(
@@ -124,15 +154,14 @@ def _prepare(session: Session) -> tuple[Session, Prepared | None]:
         prepared = checked.engine.prepare(session.interrupted)
         if prepared is not None:
             if not checked.is_settled:
-                assert prepared.auto is not None
-                checked = checked.settled(prepared.auto)
+                checked = checked.settled(prepared)
             checked.space.check_fits(prepared.train_examples)
         checked.engine.meter.enter(Phase.GAP)
     done.result()
     return replace(session, checked=checked), prepared
 
 
-def _await_study(database: RDBStorage, session: Session) -> None:
+def _await_study(database: ReconnectingStorage, session: Session) -> None:
     """Wait until there is a study to join.
 
     A local worker is notified by its command. A Slurm job may begin before the job that leads.
@@ -146,7 +175,10 @@ def _await_study(database: RDBStorage, session: Session) -> None:
 
 
 def _read_after_others(
-    database: RDBStorage, stored: StudyStorage, lease: Lease, interrupted: Callable[[], bool]
+    database: ReconnectingStorage,
+    stored: StudyStorage,
+    lease: Lease,
+    interrupted: Callable[[], bool],
 ) -> StudyData:
     """Read the finished study; a leading worker first waits for the other workers to end.
 
@@ -157,14 +189,14 @@ def _read_after_others(
     study = stored.study.study_name
     while (
         time.monotonic() < deadline
-        and living(database, study) - {lease.worker.id}
+        and {worker.id for worker in living(database, study)} - {lease.worker.id}
         and not interrupted()
     ):
         time.sleep(LOOK_AGAIN_S)
     return stored.read()
 
 
-def _asked_to_end(lease: Lease, interrupted: Callable[[], bool]) -> bool:
-    """Return `interrupted()`, after storing this worker's heartbeat if one is due."""
+def _renew_and_ask(lease: Lease, interrupted: Callable[[], bool]) -> bool:
+    """Store this worker's heartbeat, if one is due, and return whether the study is to end."""
     lease.renew()
     return interrupted()

@@ -12,7 +12,7 @@ from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.local_workers import LocalWorker, LocalWorkers
 from carbonopt.study.notifications import Notifications
 from carbonopt.study.study_checks import CheckedStudy
-from carbonopt.study.trial_observer import TrialObserver
+from carbonopt.study.trial_observer import StudyObserver, TrialObserver
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Session:
     study_file: str  # content of the study file
     paths: StudyPaths
     display: StudyDisplay
-    trackers: TrialObserver
+    trackers: StudyObserver
     # called a few times a second; returns True to end the study, which can then be resumed
     interrupted: Callable[[], bool]
     notifications: Notifications | None = None  # None: the user is sent nothing
@@ -56,10 +56,11 @@ class Session:
     before_measuring: Callable[[], None] = lambda: None  # called before any measurement is stored
     # requirements of the pipeline that the study is a step of; None: it is no step
     as_step: AsStep | None = None
-    joins: bool = False  # this call joins one that leads the study, even if that one has ended
+    # True: the worker joins the study, which another call leads or has led; it never leads itself
+    joins: bool = False
     # The workers in the launch's other slots.
     local_workers: LocalWorkers = field(default_factory=LocalWorkers)
-    local_worker: LocalWorker | None = None  # this call, where it is such a worker itself
+    local_worker: LocalWorker | None = None  # set where this worker is in one of those slots itself
 
     @property
     def where(self) -> str:

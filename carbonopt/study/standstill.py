@@ -8,8 +8,12 @@ from collections.abc import Callable
 
 _LATE_FROM_S = 3.0  # longer than a busy machine keeps a process from running
 _SAMPLED_EVERY_S = 0.2
-_STOPPED = 0.1  # in threads: a trial that runs so little while a process of it is stopped waits
-_IDLE = 0.01  # in threads: a trial with fewer that can run shows nothing by them
+# If one of a trial's processes is stopped, and at most so many of its threads can run on average,
+# then the whole trial counts as stopped. With more, its other processes are still at work.
+_STOPPED = 0.1
+# If fewer of a trial's threads than this can run on average, their time does not show whether the
+# trial has gone on, and it counts as having stood still.
+_IDLE = 0.01
 
 
 class Standstill:
@@ -23,14 +27,17 @@ class Standstill:
         runnable_s: Returns the seconds so far in which the trial's threads ran or waited for a
             core. None: the trial runs on another machine, for which a standstill of this one does
             not matter.
-        stopped_s: Returns the seconds so far in which the trial's threads ran, if one of its
+        runnable_while_stopped_s: Returns the same seconds of the trial alone, if one of its
             processes was stopped when `runnable_s` was called; else None.
     """
 
     def __init__(
-        self, runnable_s: Callable[[], float | None], stopped_s: Callable[[], float | None]
+        self,
+        runnable_s: Callable[[], float | None],
+        runnable_while_stopped_s: Callable[[], float | None],
     ) -> None:
-        self._read_runnable_s, self._read_stopped_s = runnable_s, stopped_s
+        self._read_runnable_s = runnable_s
+        self._read_runnable_while_stopped_s = runnable_while_stopped_s
         self._sampled_at_s, self._runnable_s = time.monotonic(), runnable_s()
         self._threads = 0.0  # threads that could run between the last two samples, in the mean
         self.begin()
@@ -43,7 +50,7 @@ class Standstill:
             if runnable_s is not None and self._runnable_s is not None:
                 self._threads = (runnable_s - self._runnable_s) / (now_s - self._sampled_at_s)
             self._sampled_at_s, self._runnable_s = now_s, runnable_s
-        self._stopped_s = self._read_stopped_s()
+        self._runnable_while_stopped_s = self._read_runnable_while_stopped_s()
         self._began_s = now_s
         self._asleep_s = _asleep_s()
 
@@ -71,14 +78,14 @@ class Standstill:
     def was_stopped_s(self) -> float:
         """Return how many seconds the trial's processes were stopped while this one waited.
 
-        They are counted whole or not at all, so that the beginning and the end of a stop are left
-        out. Nothing is read as long as no process is stopped.
+        Either the whole time of waiting counts or none of it, so the beginning and the end of a
+        stop are left out. Nothing is read as long as no process is stopped.
         """
-        waited_s, before_s = self.waited_s(), self._stopped_s
+        waited_s, before_s = self.waited_s(), self._runnable_while_stopped_s
         if before_s is None or waited_s < _SAMPLED_EVERY_S:
             return 0.0
         self._read_runnable_s()
-        now_s = self._read_stopped_s()
+        now_s = self._read_runnable_while_stopped_s()
         has_run = now_s is None or now_s - before_s > _STOPPED * waited_s
         return 0.0 if has_run else waited_s
 
@@ -86,7 +93,7 @@ class Standstill:
     def asleep_s(self) -> float:
         """The seconds since `begin` in which the machine was suspended.
 
-        Only those are included that the monotonic clock left out.
+        Only time that the monotonic clock left out is included.
         """
         slept_s = _asleep_s() - self._asleep_s
         return slept_s if slept_s > 1.0 else 0.0

@@ -1,20 +1,19 @@
-"""When a study's trials may begin: its schedule, applied to what is left of the study."""
+"""The times at which trials may begin: a study's schedule, applied to what is left of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from statistics import fmean
 
+from carbonopt.analysis.remaining import mean_duration
 from carbonopt.carbon.expected_intensity import ExpectedIntensity, expected_intensity
-from carbonopt.carbon.start_time import Start, daily_windows, next_start
+from carbonopt.carbon.start_time import Start, cleanest_start, daily_windows
 from carbonopt.core.errors import BadInput
 from carbonopt.core.format import count_text
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_duration
 from carbonopt.spec.launch_settings import SlurmLaunch
-from carbonopt.spec.schedule_settings import Schedule
-from carbonopt.spec.study_config import StudyConfig
-from carbonopt.spec.study_data import PlannedStart, StudyData
+from carbonopt.spec.schedule_settings import MOST_DAYS, Schedule
+from carbonopt.spec.study_data import PlannedStart
 from carbonopt.study.study_checks import CheckedStudy
 
 _FURTHEST = timedelta(days=40)  # how far ahead the earliest possible deadline is looked for
@@ -29,8 +28,8 @@ def check_schedule(checked: CheckedStudy, now: datetime) -> None:
 
     Raises:
         BadInput: if the deadline has passed or comes too soon for `budget.hours`, with the earliest
-            one that is possible; if the windows can't be told on a day when clocks change; or if
-            the file of intensities can't be used.
+            one that is possible; if it is more than 366 days away; if the windows can't be told on
+            a day when clocks change; or if the file of intensities can't be used.
     """
     schedule = checked.config.schedule
     if schedule is None:
@@ -39,15 +38,20 @@ def check_schedule(checked: CheckedStudy, now: datetime) -> None:
         raise checked.forecast
     finish_by = schedule.deadline(now)
     needed = timedelta(hours=checked.config.budget.hours or 0)
-    found = f"schedule.finish_by is {_minute(finish_by)}"
+    deadline = f"schedule.finish_by is {_minute(finish_by)}"
+    if finish_by - now > timedelta(days=MOST_DAYS):
+        raise BadInput(
+            f"{deadline}, but it is {_minute(now)}; the latest possible is {MOST_DAYS} days later,"
+            f" {_minute(now + timedelta(days=MOST_DAYS))}."
+        )
     if finish_by <= now or _allowed(schedule, now, finish_by) < needed:
         after = f", and budget.hours allows {human_duration(needed.total_seconds())}" * bool(needed)
         raise BadInput(
-            f"{found}, but it is {_minute(now)}{after}; the earliest possible is"
+            f"{deadline}, but it is {_minute(now)}{after}; the earliest possible is"
             f" {_minute(_earliest_end(schedule, now, needed))}."
         )
     if not _allowed(schedule, now, finish_by):
-        raise BadInput(f"{found}, before any of schedule.hours begins; give a later one.")
+        raise BadInput(f"{deadline}, before any of schedule.hours begins; give a later one.")
     if checked.forecast is not None:
         expected_intensity(checked.forecast, now, finish_by)
 
@@ -58,7 +62,7 @@ def _allowed(schedule: Schedule, begin: datetime, end: datetime) -> timedelta:
 
 
 def _earliest_end(schedule: Schedule, now: datetime, needed: timedelta) -> datetime:
-    """Return when work of this duration ends that begins as soon as the windows allow."""
+    """Return when work of this duration ends if it begins as soon as the windows allow."""
     for begin, end in daily_windows(schedule, now, now + _FURTHEST + needed):
         if needed <= end - begin:
             return begin + needed
@@ -81,7 +85,7 @@ class StartSchedule:
     warn: Callable[[str], None]
     _said: str = ""
 
-    def next_start(
+    def plan(
         self,
         records: tuple[TrialRecord, ...],
         remaining: timedelta | None,
@@ -111,7 +115,7 @@ class StartSchedule:
         except BadInput as error:
             self._say(f"it goes on at once: {error}")
             return None
-        start = self._start(records, remaining, now, finish_by, windows, expected, waits=waits)
+        start = self._choose(records, remaining, now, finish_by, windows, expected, waits=waits)
         if start.at <= now:
             return None
         return PlannedStart(
@@ -121,7 +125,7 @@ class StartSchedule:
             rule="" if expected is None else expected.rule,
         )
 
-    def _start(
+    def _choose(
         self,
         records: tuple[TrialRecord, ...],
         remaining: timedelta | None,
@@ -134,7 +138,7 @@ class StartSchedule:
     ) -> Start:
         schedule = self.checked.config.schedule
         assert schedule is not None
-        trial = _mean_duration(records)
+        trial = mean_duration(records)
         if schedule.hours and trial is not None:
             # A trial that would go on beyond its window waits for the next one.
             windows = tuple(
@@ -148,7 +152,7 @@ class StartSchedule:
                 return Start(now, in_time=False)
         if expected is None or remaining is None:
             return Start(max(now, windows[0][0]) if windows else now)
-        start = next_start(
+        start = cleanest_start(
             now,
             expected.at,
             remaining,
@@ -176,7 +180,7 @@ class StartSchedule:
             self.warn(text)
 
 
-def first_start(
+def plan_first(
     checked: CheckedStudy, now: datetime, warn: Callable[[str], None]
 ) -> PlannedStart | None:
     """Return when a study that is called now would begin; None: at once.
@@ -188,49 +192,7 @@ def first_start(
     if isinstance(config.launch, SlurmLaunch):
         limits.append(timedelta(minutes=config.launch.time))
     schedule = StartSchedule(checked, now, warn)
-    return schedule.next_start((), min(limits, default=None), now, waits=False)
-
-
-def remaining_time(
-    config: StudyConfig,
-    data: StudyData,
-    used_hours: float,
-    used_kwh: float,
-    used_kg_co2e: float,
-    workers: int,
-) -> timedelta | None:
-    """Estimate how long the rest of a study takes at most; None: no limit tells, before any trial.
-
-    The shortest of what the budget's limits leave, at the pace of the trials so far.
-    """
-    budget, left_s = config.budget, list[float]()
-    if budget.hours is not None:
-        left_s.append(3600 * (budget.hours - used_hours))
-    trial, count = _mean_duration(data.records), len(_measured(data.records))
-    if trial is not None:
-        pace_s = trial.total_seconds() / workers
-        if budget.trials is not None:
-            left = budget.trials - sum(record.repeat_of is None for record in data.records)
-            if config.confirm is not None:
-                repeats = (1 + config.confirm.runners_up) * (config.confirm.seeds - 1)
-                left += repeats - sum(record.repeat_of is not None for record in data.records)
-            left_s.append(pace_s * left)
-        for limit, used in (
-            (budget.energy_kwh, used_kwh),
-            (budget.emissions_kg_co2e, used_kg_co2e),
-        ):
-            if limit is not None and used > 0:
-                left_s.append(pace_s * count * (limit - used) / used)
-    return timedelta(seconds=max(0.0, min(left_s))) if left_s else None
-
-
-def _measured(records: tuple[TrialRecord, ...]) -> list[float]:
-    return [record.duration_s.total for record in records if record.duration_s is not None]
-
-
-def _mean_duration(records: tuple[TrialRecord, ...]) -> timedelta | None:
-    durations = _measured(records)
-    return timedelta(seconds=fmean(durations)) if durations else None
+    return schedule.plan((), min(limits, default=None), now, waits=False)
 
 
 def schedule_text(checked: CheckedStudy, now: datetime) -> str:
@@ -242,7 +204,7 @@ def schedule_text(checked: CheckedStudy, now: datetime) -> str:
     parts = [f"ends by {_minute(finish_by)}"]
     if schedule.hours:
         parts.append(f"runs {', '.join(schedule.hours)} ({schedule.time_zone})")
-    plan = first_start(checked, now, parts.append)
+    plan = plan_first(checked, now, parts.append)
     if plan is not None:
         saves = f", which is expected to save {100 * plan.expected_saving:.0f} %" * bool(plan.rule)
         parts.append(

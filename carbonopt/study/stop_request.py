@@ -1,12 +1,13 @@
 """Turns Ctrl-C and similar signals into a request that a study checks where it can end cleanly."""
 
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from carbonopt.core.errors import StudyInterrupted
+from carbonopt.core.errors import INTERRUPTED, StudyInterrupted
 
 # Time that a study has to end its trial and to store what was measured, before another Ctrl-C ends
 # the command at once. Storing alone may wait 10 s for a program that holds the storage.
@@ -18,15 +19,20 @@ class StopRequest:
 
     The command calls it to find out, and ends cleanly. A second Ctrl-C ends the command at once,
     unless there are measurements to store (see `store_first`).
+
+    Args:
+        asked: Returns True if the user asked for the end in another way than by a signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
+        self._asked = asked
+        self.signum: int | None = None  # the latest signal
         self._wished_at_s: float | None = None  # monotonic time of the first signal
         self._time_to_store_s = 0.0
         self._at_once = False
 
     def __call__(self) -> bool:
-        return self._wished_at_s is not None
+        return self._wished_at_s is not None or self._asked()
 
     def store_first(self) -> None:
         """Let no further Ctrl-C end the command for TIME_TO_STORE_S after the first signal.
@@ -46,6 +52,7 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def on_signal(self, signum: int, frame: Any) -> None:
+        self.signum = signum
         if self._at_once or (signum == signal.SIGINT and self._had_time):
             raise KeyboardInterrupt
         if self._wished_at_s is None:
@@ -60,23 +67,42 @@ class StopRequest:
 
 
 @contextmanager
-def interruptible() -> Iterator[StopRequest]:
+def interruptible(
+    asked: Callable[[], bool] = lambda: False, *, passes_on: bool = False
+) -> Iterator[StopRequest]:
     """Handle signals as requests to end while the body runs.
+
+    Python handles signals in its main thread alone, so in another thread only `asked` counts.
+
+    Args:
+        asked: Returns True if the user asked for the end in another way than by a signal.
+        passes_on: Whether the handler that was there before gets the signal at the end of the body,
+            as if it came then: for a body that is a part of another program.
 
     Raises:
         StudyInterrupted: If a request ends the body at once.
+        KeyboardInterrupt: If `passes_on` is set, after a Ctrl-C that Python itself handles.
     """
-    wish = StopRequest()
-    # nohup ignores SIGHUP, and so it stays.
-    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
-    before = {
-        number: signal.signal(number, wish.on_signal)
-        for number in (signal.SIGINT, signal.SIGTERM, *hangup)
-    }
+    wish = StopRequest(asked)
+    before = _handled_by(wish) if threading.current_thread() is threading.main_thread() else {}
     try:
         yield wish
     except KeyboardInterrupt as error:
-        raise StudyInterrupted("interrupted; run the same command again to resume.") from error
+        raise StudyInterrupted(INTERRUPTED) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if passes_on and wish.signum is not None:
+            signal.raise_signal(wish.signum)
+
+
+def _handled_by(wish: StopRequest) -> dict[int, Any]:
+    """Let a request handle the signals, and return the handlers that they had before."""
+    # nohup ignores SIGHUP, and so it stays.
+    hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return {
+        number: signal.signal(number, wish.on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, *hangup)
+        # None: of a program around Python, which Python could not put back
+        if signal.getsignal(number) is not None
+    }

@@ -65,12 +65,12 @@ class CheckedStudy:
         return replace(self, engine=ENGINES[self.config.launch.kind](self.config, slot))
 
     def advised(self, prepared: Prepared | None) -> dict[str, float]:
-        """Return the batch size and learning rate that the literature advises (`CarbonSampler`)."""
+        """Return the batch size and learning rate that the literature advises (`auto_space`)."""
         if self.auto is not None:
             return advised(self.auto.facts)
         if self.facts is None or prepared is None:
             return {}
-        lora_ranks = self.space.space["lora_rank"]
+        lora_ranks = self.space.dimensions["lora_rank"]
         adapts = lora_ranks is not None and int(lowest(lora_ranks)) > 0
         known = {
             "adapts": adapts if self.facts.pretrained else None,
@@ -96,10 +96,22 @@ class CheckedStudy:
         )
         return [sum(comparable(trial.params, searched) for trial in trials) for trials in observed]
 
-    def settled(self, auto: AutoSpace) -> "CheckedStudy":
-        """Return the study with a chosen space, as if the study file had named it."""
+    def settled(self, prepared: Prepared) -> "CheckedStudy":
+        """Return the study with the space that its preparation chose, as if its file had named it.
+
+        The first trial has the cheapest settings that fit, if the model's memory is known.
+        """
+        auto = prepared.auto
+        assert auto is not None
+        space = replace(self.space, dimensions=auto.space)
+        if prepared.memory is not None and auto.facts.gpu_memory_gib is not None:
+            from carbonopt.search.first_settings import cheapest_that_fits  # imports SciPy
+
+            start = cheapest_that_fits(
+                space, auto.start, prepared.memory, auto.facts.gpu_memory_gib
+            )
+            auto = auto.model_copy(update={"start": start})
         search = self.config.search.model_copy(update={"space": auto.space, "start": auto.start})
-        space = replace(self.space, space=auto.space)
         config = self.config.model_copy(update={"search": search})
         return replace(
             self, config=config, space=space, start=space.start_values(auto.start), auto=auto
@@ -112,7 +124,7 @@ def as_prepared(checked: CheckedStudy, folder: Path) -> CheckedStudy:
         return checked
     fingerprint = workload_fingerprint(checked.config, input_files(checked.config), auto=True)
     prepared = PreparedFolder(folder).made_for(fingerprint)
-    return checked if prepared is None or prepared.auto is None else checked.settled(prepared.auto)
+    return checked if prepared is None or prepared.auto is None else checked.settled(prepared)
 
 
 def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
@@ -126,28 +138,25 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
         BadInput: If something in the study file is wrong.
     """
     task = None if config.workload is None else task_for(config.workload.model_dump(mode="json"))
-    own = task is not None and task.own_dimensions
-    dimensions, ranks, on_gpu, auto = (
-        config.search.space,
-        config.launch.world_size,
-        bool(config.launch.gpus),
-        None,
-    )
+    own_dimensions = task is not None and task.own_dimensions
+    ranks, on_gpu = config.launch.world_size, bool(config.launch.gpus)
     facts = None if config.workload is None else known_facts(config.workload, ranks, on_gpu)
     if facts is not None and gets_weights:
         facts = facts.model_copy(update={"pretrained": True})
+    dimensions, auto = config.search.space, None
     if isinstance(dimensions, UnchosenSpace):
         assert facts is not None
         auto = choose(facts)
         dimensions = auto.space
-    space = SearchSpace(dimensions, ranks, on_gpu, own)
+    space = SearchSpace(dimensions, ranks, on_gpu, own_dimensions)
     start = None if config.search.start is None else space.start_values(config.search.start)
     if config.search.sampler == "grid" and space.combinations is None:
         raise BadInput(
             "search.sampler: a grid needs choices (or a step) in every dimension of search.space."
         )
-    if config.track.tensorboard:
-        check_installed("tensorboard", "tensorboard", "track.tensorboard")
+    for package in ("tensorboard", "mlflow", "trackio"):
+        if getattr(config.track, package):
+            check_installed(package, package, f"track.{package}")
     if config.notify is not None:
         addresses(config.notify)
     engine = ENGINES[config.launch.kind](config, 0)
@@ -158,27 +167,20 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
         _check_task(task, dimensions, config)
         notes, tells_steps = task.notes(dimensions, config.quality), task.tells_steps
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
-    forecast = _forecast(config, trace)
-    folders = config.search.learn_from
-    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
-        raise BadInput(
-            f"search.learn_from must name each study once, but got {', '.join(folders)}."
-        )
-    earlier = tuple(earlier_trials(folder, config) for folder in folders)
-    intensity = reference_intensity(config.carbon)
+    earlier = _prior_trials(config)
     return CheckedStudy(
-        config,
-        space,
-        intensity,
-        start,
-        trace,
-        forecast,
-        engine,
-        earlier,
-        auto,
-        facts,
-        notes,
-        tells_steps,
+        config=config,
+        space=space,
+        intensity=reference_intensity(config.carbon),
+        start=start,
+        trace=trace,
+        forecast=_forecast(config, trace),
+        engine=engine,
+        earlier=earlier,
+        auto=auto,
+        facts=facts,
+        notes=notes,
+        tells_steps=tells_steps,
     )
 
 
@@ -206,6 +208,16 @@ def _forecast(config: StudyConfig, trace: CarbonTrace | None) -> CarbonTrace | B
         return read_trace(Path(config.schedule.forecast), "schedule.forecast")
     except BadInput as error:
         return error
+
+
+def _prior_trials(config: StudyConfig) -> tuple[list[FrozenTrial], ...]:
+    """Return the trials of each prior study that the study file names."""
+    folders = config.search.learn_from
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
+        raise BadInput(
+            f"search.learn_from must name each study once, but got {', '.join(folders)}."
+        )
+    return tuple(earlier_trials(folder, config) for folder in folders)
 
 
 def earlier_trials(folder: str, config: StudyConfig) -> list[FrozenTrial]:

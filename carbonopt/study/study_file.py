@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, create_model
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, REQUIRED
-from carbonopt.core.errors import BadInput, shortened
-from carbonopt.core.files import read_text
+from carbonopt.core.errors import BadInput, shortened, shown
+from carbonopt.core.files import expanded, read_text
 from carbonopt.core.refusals import first_refusal, hint
 from carbonopt.spec.hostfile_format import parse_hostfile
 from carbonopt.spec.launch_settings import LAUNCHES, LocalLaunch
@@ -24,7 +24,7 @@ from carbonopt.spec.pipeline_file import Pipeline, PipelineStep
 from carbonopt.spec.space_settings import AUTO, Choices, Range, Space, UnchosenSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.workload_settings import Workload
-from carbonopt.study.yaml_file import MAX_MIB, YamlFile, read_yaml
+from carbonopt.study.yaml_file import MAX_MIB, YamlFile, read_yaml, yaml_text
 from carbonopt.train.tasks.task import task_class
 
 # Keys whose value may be the path of a file with the content, so that several studies can share it.
@@ -49,7 +49,44 @@ def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) ->
             workload[key] = {"name_or_path" if key == "model" else "model": str(model)}
             if key == "model":
                 workload.pop("tokenizer", None)  # the model's folder has its tokenizer
-    folder = Path(os.path.realpath(path)).parent
+    return _checked(file, Path(os.path.realpath(path)).parent)
+
+
+def study_of(values: Mapping[str, Any], folder: Path) -> tuple[StudyConfig, str]:
+    """Check a study that is given as the mapping that a study file holds.
+
+    Args:
+        values: Plain values; tuples may stand for lists, and path objects for paths.
+        folder: The folder from which relative paths are resolved.
+
+    Returns:
+        The study, and the content of its study file.
+
+    Raises:
+        BadInput: As `load_study`, or if a value is not plain.
+    """
+    try:
+        plain = json.loads(json.dumps(values, default=_path_text))
+        text = yaml_text(plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(
+            f"config must hold plain text, numbers, lists and mappings: {error}."
+        ) from error
+    if not isinstance(plain, dict):
+        raise BadInput(f"config must hold keys and their values, but is {shown(values)}.")
+    return _checked(YamlFile(Path("config"), plain, {}), folder), text
+
+
+def _path_text(value: Any) -> str:
+    """Return the text of a path object, the only value that is not plain and allowed."""
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{shown(value)} is of type {type(value).__name__}")
+
+
+def _checked(file: YamlFile, folder: Path) -> StudyConfig:
+    """Check what a study file holds; relative paths are resolved from `folder`."""
+    raw = file.values
     if isinstance(raw.get("launch"), dict):
         raw["launch"].setdefault("kind", "local")
     if (
@@ -68,7 +105,7 @@ def load_study(path: Path, models: Mapping[str, Path] = MappingProxyType({})) ->
         raise BadInput(f"{file.place(error.keys)}: {error}") if error.keys else error from error
     # An unknown user's home, or a name that no system accepts.
     except (RuntimeError, OSError, ValueError) as error:
-        raise BadInput(f"{path}: a path in it can't be used: {error}.") from error
+        raise BadInput(f"{file.path}: a path in it can't be used: {error}.") from error
     return parse_study(raw, file.place)
 
 
@@ -103,7 +140,7 @@ class PipelineFile:
             BadInput: If its path begins with an unknown user's home.
         """
         try:
-            return Path(os.path.realpath(self.path)).parent / Path(step.study).expanduser()
+            return Path(os.path.realpath(self.path)).parent / expanded(step.study)
         except RuntimeError as error:
             raise BadInput(f"{self.path}: {step.step}: a path can't be used: {error}") from error
 
@@ -133,7 +170,7 @@ def _piece(value: Any, file: YamlFile, folder: Path, keys: tuple[str, ...]) -> A
         )
     if not isinstance(value, str) or (name, value) == ("search.space", AUTO):
         return value
-    piece = read_yaml(folder / Path(value).expanduser(), name)
+    piece = read_yaml(folder / expanded(value), name)
     file.add_piece(keys, piece)
     return piece.values
 
@@ -203,9 +240,11 @@ def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the study with the default dimensions of a script added to its search space.
+    """Check the search space, and return the study; a script's space is completed with None.
 
-    Other tasks' spaces are checked and returned as they are; a script may have any dimensions.
+    A script may have any dimensions. Its space gets None for each dimension that it leaves out and
+    for which carbonopt's own trainings have a default: that default is not the script's. Other
+    tasks' spaces are checked and returned as they are.
 
     Raises:
         BadInput: If the search space lacks a dimension that the task needs, or has one that is not
@@ -217,10 +256,10 @@ def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
         return raw
     task = str(workload.get("task", "causal_lm")) if isinstance(workload, dict) else None
     if task is not None and task_class(task).own_dimensions:
-        own: dict[Any, Any] = dict.fromkeys(
+        left_out: dict[Any, Any] = dict.fromkeys(
             name for name in DIMENSION_NAMES if DIMENSIONS[name].default is not None
         )
-        return {**raw, "search": {**raw["search"], "space": own | space}}
+        return {**raw, "search": {**raw["search"], "space": left_out | space}}
     for name in space:
         if name not in DIMENSION_NAMES:
             unknown = f"unknown key search.space.{name}; {hint(str(name), DIMENSION_NAMES)}"
@@ -317,7 +356,7 @@ def _absolute(folder: Path, value: Any) -> Any:
     """Return paths that no longer depend on the working directory; other values stay."""
     if isinstance(value, list):
         return [_absolute(folder, item) for item in value]
-    return os.path.normpath(folder / Path(value).expanduser()) if isinstance(value, str) else value
+    return os.path.normpath(folder / expanded(value)) if isinstance(value, str) else value
 
 
 def _files(folder: Path, value: Any) -> Any:
@@ -366,6 +405,11 @@ PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     **dict.fromkeys((("launch", "table"), ("launch", "hostfile")), _absolute),
     **dict.fromkeys((("carbon", "trace"), ("schedule", "forecast")), _absolute),
 }
+
+# Keys that take a single path in the place of a list, and keys whose value is a file that is read
+# with the study file.
+PATH_LISTS = tuple(keys for keys, absolute in PATHS.items() if absolute is _files)
+READ_FILES = tuple(keys for keys, absolute in PATHS.items() if absolute is _with_text)
 
 
 def _changed(part: Any, keys: Sequence[str], change: Callable[[Any], Any]) -> Any:

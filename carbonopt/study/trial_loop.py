@@ -6,24 +6,23 @@ because its trials all fail alike, or because nothing is left that is worth a tr
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import optuna
 
 from carbonopt.analysis.concurrency import most_concurrent_trials
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.errors import BadInput, CarbonoptError
-from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import InputFile, PlannedStart, StudyData, wall_clock_s
-from carbonopt.spec.trial_spec import Prepared, TrialSpec
+from carbonopt.spec.trial_spec import Prepared, TrialCheckpoints, TrialSpec
 from carbonopt.storage.study_storage import (
     REPEAT_OF,
     SEED,
@@ -31,15 +30,16 @@ from carbonopt.storage.study_storage import (
     StudyStorage,
 )
 from carbonopt.storage.workers import Lease
-from carbonopt.study.account import SessionAccount, StudyBudget
+from carbonopt.study.account import SessionAccount, StudyBudget, all_trials_run
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
 from carbonopt.study.input_files import check_unchanged, input_files
-from carbonopt.study.outputs import remove_outputs
-from carbonopt.study.repeats import all_trials_run_text, next_repeat, with_confirmation
+from carbonopt.study.repeats import next_repeat, with_confirmation
 from carbonopt.study.resume import may_write
+from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import StartSchedule, now_in_utc
-from carbonopt.study.trial_runner import TrialRunner, interruption
+from carbonopt.study.trial_checkpoint import remove_checkpoints
+from carbonopt.study.trial_runner import TrialRunner, interruption, stored_checkpoint
 from carbonopt.study.trial_watch import begun_record
 from carbonopt.train.tasks.task import task_for
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 PROBE_S = 2.0
 PLAN_AGAIN_S = 60.0  # interval for planning a waiting study's start again
 LOOK_AGAIN_S = 0.2  # interval for checking whether other workers have finished
+Done = TypeVar("Done")
 
 
 @dataclass
@@ -76,6 +77,7 @@ class TrialLoop:
         self.paths = self.session.paths
         self.display = self.session.display
         self.local_workers = self.session.local_workers
+        self.inputs: tuple[InputFile, ...] = ()  # as they are stored
         self.shown = set[int]()  # finished trials that the display knows of
         hardware = self.engine.hardware
         self.strategy = Strategy(
@@ -84,6 +86,7 @@ class TrialLoop:
             None if hardware is None else hardware.gpu_memory_gib,
             self.checked.earlier,
             self.checked.advised(self.prepared),
+            None if self.prepared is None else self.prepared.memory,
         )
         now = datetime.fromisoformat(self.account.started_at)
         data = self.storage.read()
@@ -97,26 +100,20 @@ class TrialLoop:
 
     def run(self, inputs: tuple[InputFile, ...]) -> None:
         """Run trials until the study ends; then wait for the local workers."""
-        with self._locked() as seen:
-            data = seen.data
-            self.storage.set_ended(None)
-            self.account.store(self.storage)
-            if self.checked.start is not None and not data.records:
-                # It may be queued already: an earlier call can have been killed right after that.
-                self.storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
+        self.inputs = inputs
+        data = self._in_turn(self._begin_study)
         self.local_workers.study_began()
+        self.session.trackers.study_began(data)
         if self.session.notifications is not None:
             self.session.notifications.study_began(data)
         self.display.study_started(data, self.hours_before)
-        self.shown = {record.trial for record in data.records if _has_ended(record)}
+        self.shown = {record.trial for record in data.records if record.has_finished}
         while True:
             self.lease.renew()
             if (not_free := self.engine.await_free(self.session.interrupted)) is not None:
                 self.display.warn(not_free)
-            with self._locked() as seen:
-                inputs = self._check_and_store_inputs(inputs, seen.data)
-                run_next = self._begin_next(seen)
-            self._tell_of_others(seen.data)
+            data, run_next = self._in_turn(self._choose)
+            self._tell_of_others(data)
             if run_next is None:
                 break
             run_next()  # a trial, a probe, or a wait for other workers
@@ -125,34 +122,37 @@ class TrialLoop:
             self._tell_of_others(self.storage.read())
         self.account.store(self.storage)
 
-    def _check_and_store_inputs(
-        self, inputs: tuple[InputFile, ...], data: StudyData
-    ) -> tuple[InputFile, ...]:
-        """Check a script's inputs for changes, store them, and return them as stored.
+    def _choose(self, seen: Snapshot) -> tuple[StudyData, Callable[[], None] | None]:
+        """Return the study, and the function that does what this worker begins (`_begin_next`)."""
+        self._check_and_store_inputs(seen.data)
+        return seen.data, self._begin_next(seen)
 
-        Each trial of a script reads them anew. Other data was read once, in the preparation. The
-        caller holds the workers' lock.
+    def _check_and_store_inputs(self, data: StudyData) -> None:
+        """Check a script's inputs for changes, and store them.
+
+        Each trial of a script reads them anew. Other data was read once, in the preparation. It is
+        called in this worker's turn.
 
         Raises:
             CarbonoptError: If they have changed.
         """
         writers = may_write(data)
         if not writers:
-            return inputs
+            return
         try:
             where, found = str(self.paths.root), input_files(self.config)
-            noted = check_unchanged(inputs, found, where, self.session.interrupted, writers)
+            noted = check_unchanged(self.inputs, found, where, self.session.interrupted, writers)
         except BadInput as error:  # not raised as BadInput, since trials have run
             raise CarbonoptError(str(error)) from error
         for file in noted:
-            if file.changed_by_trials and file not in inputs:
+            if file.changed_by_trials and file not in self.inputs:
                 what = f"{file.path} was changed while a trial ran"
                 self.display.warn(
                     f"{what}: it is taken for what trials write, and not compared from now on."
                 )
-        if noted != inputs:
+        if noted != self.inputs:
             self.storage.set_inputs(noted)
-        return noted
+        self.inputs = noted
 
     def _tell_of_others(self, data: StudyData) -> None:
         """Show what other workers have done.
@@ -160,26 +160,41 @@ class TrialLoop:
         Only the leading worker and a command with local workers show finished trials of others.
         """
         for record in data.records if self.local_workers.is_working or not self.lease.joins else ():
-            if record.trial not in self.shown and _has_ended(record):
+            if record.trial not in self.shown and record.has_finished:
                 self.shown.add(record.trial)
                 self.display.trial_ended(record)
                 if self.session.notifications is not None:
                     self.session.notifications.trial_ended(record)
         for worker in self.local_workers.ended():
             if worker.code != 0:
-                what = f"the worker in slot {worker.slot} ended with code {worker.code}"
+                what = f"local worker {worker.slot} ended with code {worker.code}"
                 self.display.warn(f"{what}; the others go on: {self.paths.workers} has its log.")
 
-    @contextmanager
-    def _locked(self) -> Iterator[Snapshot]:
-        """Hold the workers' lock: no other worker begins anything meanwhile.
+    def _begin_study(self, seen: Snapshot) -> StudyData:
+        """Store that the study goes on, and queue its start configuration."""
+        self.storage.set_ended(None)
+        self.account.store(self.storage)
+        if self.checked.start is not None and not seen.data.records:
+            # It may be queued already: an earlier call can have been killed right after that.
+            self.storage.study.enqueue_trial(self.checked.start, skip_if_exists=True)
+        return seen.data
 
-        Yields:
-            The study as it is now, with the trials of dead workers put back.
+    def _in_turn(self, act: Callable[[Snapshot], Done], *, runs: bool = False) -> Done:
+        """Do something in this worker's turn: no other worker begins anything meanwhile.
+
+        Args:
+            act: what to do with the study as it is now, with the trials of dead workers put back.
+                It is done again from its beginning if the turn was lost with the connection.
+            runs: whether this worker runs a trial. If it doesn't, what it has begun in a turn that
+                was lost is put back, too.
         """
         self._raise_if_interrupted()
-        with self.lease.lock(self._raise_if_interrupted):
-            yield self.storage.recover(self.lease.living_without_dead())
+        own = frozenset() if runs else {self.lease.worker.id}
+
+        def recover_and_act() -> Done:
+            return act(self.storage.recover(self.lease.remove_dead() - own))
+
+        return self.lease.in_turn(self._raise_if_interrupted, recover_and_act)
 
     def _raise_if_interrupted(self) -> None:
         if self.session.interrupted():
@@ -189,7 +204,7 @@ class TrialLoop:
     def _begin_next(self, seen: Snapshot) -> Callable[[], None] | None:
         """Begin this worker's next trial or probe in the storage; return the function that runs it.
 
-        The caller holds the workers' lock, and calls the function when it has released the lock.
+        It is called in this worker's turn, after which the caller calls the function.
 
         Returns:
             `_wait` if there is nothing to begin while other workers' runs go on. None: the study
@@ -209,20 +224,21 @@ class TrialLoop:
                     by_budget=budget_used is not None,
                 )
                 remove_outputs(seen.data, self.paths, self.display.warn, ended=True)
+                remove_checkpoints(seen.data, self.paths, self.display.warn)
                 return None
             seen = storage.snapshot(self.lease.living)  # now has the repeat
             plan = self._plan(seen)
         elif not self._may_begin(seen):
             return self._wait
-        if (start := self._planned_start(seen.data)) is not None:
+        if (start := self._plan_start(seen.data)) is not None:
             return partial(self._await_start, start)
         if plan.probe is not None:
             return self._begin_probe(plan.probe, PROBE_S, seen)
         storage.study.sampler = plan.sampler
         return self._begin_trial(storage.study.ask(self.strategy.distributions), seen, plan)
 
-    def _planned_start(self, data: StudyData) -> PlannedStart | None:
-        """Return the start that the schedule asks to wait for; None: the next trial begins now.
+    def _plan_start(self, data: StudyData) -> PlannedStart | None:
+        """Plan the next trial's start, store the plan, and return it; None: it begins now.
 
         A Slurm job begins when its study is due. Inside it nothing waits, which would hold GPUs.
         """
@@ -230,7 +246,7 @@ class TrialLoop:
             return None
         waits = self.account.waits or data.planned_start is not None
         remaining = self.budget.remaining(data, len(self.lease.living))
-        start = self.schedule.next_start(data.records, remaining, now_in_utc(), waits=waits)
+        start = self.schedule.plan(data.records, remaining, now_in_utc(), waits=waits)
         if start != data.planned_start:
             self.storage.set_planned_start(start)
         if start is None:
@@ -289,8 +305,8 @@ class TrialLoop:
     ) -> Callable[[], None]:
         """Store a new probe, and return the function that runs it.
 
-        A probe makes a first step, and then further ones for `steps_s` seconds. The caller holds
-        the workers' lock.
+        A probe makes a first step, and then further ones for `steps_s` seconds. It is called in
+        this worker's turn.
         """
         number = len(seen.data.probes)
         spec = self._spec(number, self.paths.probe(number), params, probe_s=steps_s)
@@ -303,14 +319,14 @@ class TrialLoop:
     ) -> Callable[[], None]:
         """Store that a trial begins, and return the function that runs it.
 
-        The caller holds the workers' lock.
+        It is called in this worker's turn.
         """
         config, number = self.config, optuna_trial.number
         params = self.checked.space.params(optuna_trial.params)
         own_attrs = optuna_trial.user_attrs
         repeat_of = own_attrs.get(REPEAT_OF)
-        earlier = seen.earlier_record(number)
-        check_job_is_long_enough(earlier, config)
+        earlier, checkpoint = seen.earlier_record(number), stored_checkpoint(seen, number)
+        check_job_is_long_enough(earlier, checkpoint, seen.data, config)
         spec = self._spec(
             number,
             self.paths.trial(number),
@@ -325,6 +341,13 @@ class TrialLoop:
         if config.workload is not None and config.launch.trains:
             task = task_for(config.workload.model_dump(mode="json"))
             spec = spec.model_copy(update={"program": task.program(spec, config.quality)})
+        if config.checkpoint is not None:
+            checkpoints = TrialCheckpoints(
+                folder=spec.checkpoint_dir,
+                every_s=config.checkpoint.every_minutes * 60,
+                continue_from=None if checkpoint is None else checkpoint.step,
+            )
+            spec = spec.model_copy(update={"checkpoints": checkpoints})
         record = begun_record(spec, self.config.quality, self.lease.worker.id, earlier)
         self.storage.save_progress(optuna_trial, record)
         return partial(self._run_trial, optuna_trial, spec, record, seen, plan)
@@ -338,10 +361,9 @@ class TrialLoop:
         plan: "TrialPlan",
     ) -> None:
         if _compiles_first(self.config, spec.params, seen.data):
-            with self._locked() as seen:
-                # 0 s: only the first step, which compiles; the trial measures what a step takes.
-                run_probe = self._begin_probe(spec.params, 0.0, seen)
-            run_probe()
+            # 0 s: only the first step, which compiles; the trial measures what a step takes.
+            begin = partial(self._begin_probe, spec.params, 0.0)
+            self._in_turn(begin, runs=True)()
             seen = self.storage.snapshot(self.lease.living)
             plan = self.strategy.plan(seen.trials, spec.number, seen.data.probes)
         self.shown.add(spec.number)
@@ -349,10 +371,9 @@ class TrialLoop:
 
     def _budget_used(self, seen: Snapshot) -> str | None:
         """Return which part of the budget is used up, in words; None: there is some left."""
-        trials = self.config.budget.trials
-        if trials is not None and seen.finished_count() >= trials:
-            return all_trials_run_text(trials)
-        return self.budget.limit_reached(seen.data.spent_kwh())
+        return all_trials_run(self.config.budget.trials, seen) or self.budget.limit_reached(
+            seen.data.spent_kwh()
+        )
 
     def _queue_repeat(self, data: StudyData) -> bool:
         """Queue the next repeat that confirms the search's answer; return whether one is due."""
@@ -378,12 +399,3 @@ def _compiles_first(config: StudyConfig, params: TrialParams, data: StudyData) -
         for record in (*data.records, *data.probes)
         if record.kernels
     )
-
-
-def _has_ended(record: TrialRecord) -> bool:
-    return record.state is not TrialState.RUNNING and not _goes_on(record)
-
-
-def _goes_on(record: TrialRecord) -> bool:
-    """Return whether a trial was interrupted and will be run again."""
-    return record.stop_reason is StopReason.INTERRUPTED

@@ -2,10 +2,9 @@
 
 from typing import Protocol
 
-from carbonopt.core.trial import (
-    EvalPoint,
-    TrialRecord,
-)
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.trial import TrialRecord
+from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 
 
@@ -15,3 +14,9 @@ class TrialObserver(Protocol):
     def trial_started(self, spec: TrialSpec) -> None: ...
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
     def trial_ended(self, record: TrialRecord) -> None: ...
+
+
+class StudyObserver(TrialObserver, Protocol):
+    """The interface of what follows trials and has to know their study."""
+
+    def study_began(self, data: StudyData) -> None: ...

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 
-from carbonopt.core.errors import StudyInterrupted
-from carbonopt.core.trial import TRIAL_PHASES, Phase, StopReason, TrialRecord
+from carbonopt.core.errors import INTERRUPTED, BadInput, StudyInterrupted
+from carbonopt.core.files import kind_of
+from carbonopt.core.trial import START_TRIAL, TRIAL_PHASES, Phase, StopReason, TrialRecord
 from carbonopt.search.cap import cap
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.storage.locked_storage import unless_held
+from carbonopt.storage.locked_storage import without_waiting
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import Snapshot, StudyStorage
 from carbonopt.storage.workers import Lease
 from carbonopt.study.account import SessionAccount, StudyBudget
 from carbonopt.study.inherited_files import inherited_files
-from carbonopt.study.outputs import remove_outputs
+from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
+from carbonopt.study.trial_checkpoint import Checkpoint, keep_only, remove_checkpoints
 from carbonopt.study.trial_observer import TrialObserver
 from carbonopt.study.trial_watch import Rules, TrialWatch
 
@@ -38,8 +40,8 @@ class TrialRunner:
     lease: Lease
     account: SessionAccount
     budget: StudyBudget
-    # Energy that the study has used, without the trial running here.
-    _elsewhere_kwh: float = 0.0
+    # Energy of the whole study so far but for the trial or probe that runs here, as last looked up.
+    _but_running_kwh: float = 0.0
 
     def __post_init__(self) -> None:
         self._engine = self.session.checked.engine
@@ -72,11 +74,11 @@ class TrialRunner:
             observer.trial_started(spec)
         log = self.session.paths.trial_log(spec.number, spec.attempt)
         inherited = inherited_files(spec, seen.data)
-        rules, store = (
-            self._rules_of_trial(seen, spec, plan),
-            partial(self._store_trial, optuna_trial),
-        )
-        record = self._watched(spec, record, log, rules, self._observers, store)
+        self._but_running_kwh = seen.data.spent_kwh()
+        rules = self._trial_rules(seen, spec, plan)
+        store = partial(self._store_trial, optuna_trial)
+        saves = self._saves(optuna_trial, spec, seen)
+        record = self._watched(spec, record, log, rules, self._observers, store, **saves)
         if inherited is not None:
             record = record.model_copy(update={"inherited_files": inherited.read()})
         self.lease.renew()
@@ -84,14 +86,53 @@ class TrialRunner:
             self.storage.requeue(optuna_trial, record)
         else:
             self.storage.tell(optuna_trial, record, self.session.checked.config.target.at())
-            if spec.program is not None:
+            if spec.program is not None or spec.checkpoints is not None:
                 data = self.storage.snapshot(self.lease.living).data
                 remove_outputs(data, self.session.paths, self.session.display.warn, ended=False)
+                remove_checkpoints(data, self.session.paths, self.session.display.warn)
         self.account.store(self.storage)
         for observer in self._observers:
             observer.trial_ended(record)
         if record.stop_reason is StopReason.INTERRUPTED:
-            raise interruption(self.session.paths)
+            if record.failure is None:
+                raise interruption(self.session.paths)
+            text = f"trial {record.trial} goes on from its last checkpoint: it crashed"
+            self.session.display.warn(f"{text} ({record.failure.sentence}).")
+
+    def _saves(self, optuna_trial: optuna.Trial, spec: TrialSpec, seen: Snapshot) -> dict[str, Any]:
+        """Return what a watch needs for a trial that is saved, and tidy its folder.
+
+        Only the study removes checkpoints of carbonopt's own trainings: each time that it has
+        stored a new one, it removes all others. A script's folder is left to the script.
+
+        Raises:
+            BadInput: If something else is in the folder's place, or the checkpoint is damaged.
+        """
+        if spec.checkpoints is None and not (spec.program and spec.program.keeps_checkpoints):
+            return {}
+        checkpoint = stored_checkpoint(seen, spec.number)
+        folder = Path(spec.checkpoint_dir)
+        if (kind := kind_of(folder)) is not None and (folder.is_symlink() or not folder.is_dir()):
+            raise BadInput(f"{folder} has to be a folder, but is {kind}; move it.")
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def tidy(step: int | None) -> None:
+            if spec.program is not None:
+                return  # what is in the folder is the script's
+            try:
+                keep_only(folder, step)
+            except OSError as error:
+                self.session.display.warn(f"{folder} can't be tidied: {error.strerror}.")
+
+        def store_checkpoint(checkpoint: Checkpoint) -> bool:
+            with without_waiting():
+                self.storage.set_checkpoint(optuna_trial, checkpoint.as_text())
+                tidy(checkpoint.step)
+                return True
+            return False
+
+        tidy(None if checkpoint is None else checkpoint.step)
+        return {"checkpoint": checkpoint, "store_checkpoint": store_checkpoint}
 
     def run_probe(self, spec: TrialSpec, record: TrialRecord, before: StudyData) -> None:
         """Run a probe; its energy is stored while it runs, apart from that of trials.
@@ -112,13 +153,13 @@ class TrialRunner:
             # the reading of the whole.
             self.account.store(self.storage)
             self.storage.set_probe(record)
-            self._look_at_others(record)
+            self._look_at_others()
 
         def store_meanwhile(record: TrialRecord) -> None:
-            with unless_held():
+            with without_waiting():
                 store(record)
 
-        self._elsewhere_kwh = before.spent_kwh()
+        self._but_running_kwh = before.spent_kwh()
         log = self.session.paths.probe_log(spec.number)
         record = self._watched(spec, record, log, self._rules(), [], store_meanwhile)
         store(record)
@@ -134,8 +175,12 @@ class TrialRunner:
         rules: Rules,
         observers: list[TrialObserver],
         store: Callable[[TrialRecord], None],
+        **saves: Any,
     ) -> TrialRecord:
-        """Run a trial or a probe from its start to its end."""
+        """Run a trial or a probe from its start to its end.
+
+        `saves` are the fields of the watch that `_saves` returns.
+        """
 
         def progress(step: int, total_steps: int, train_kwh: float) -> None:
             self.session.display.progress(step, total_steps, train_kwh)
@@ -157,34 +202,41 @@ class TrialRunner:
             store=store,
             still_running=self.session.display.still_running,
             quality_file=quality_file,
+            warn=self.session.display.warn,
+            **saves,
         ).run()
 
     def _store_trial(self, optuna_trial: optuna.Trial, record: TrialRecord) -> None:
         """Store what a trial has used so far.
 
-        If another program has locked the storage, the trial goes on: all that it has used is
-        stored when it has finished.
+        If the storage can't be used now, the trial goes on: all that it has used is stored when it
+        has finished.
         """
-        with unless_held():
+        with without_waiting():
             self.lease.renew()
             self.account.store(self.storage)  # first, as for a probe
             self.storage.save_progress(optuna_trial, record)
-            self._look_at_others(record)
+            self._look_at_others()
 
-    def _look_at_others(self, running: TrialRecord) -> None:
+    @property
+    def _running_kwh(self) -> float:
+        """The energy that the trial or probe which runs here has used in this attempt."""
+        return sum(self._engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
+
+    def _look_at_others(self) -> None:
         """Update the energy that other workers have used, which counts towards the budget, too."""
         if len(self.lease.living) > 1 and self.budget.limits_energy:
-            own_kwh = running.energy_kwh.total if running.energy_kwh else 0.0
+            # The record of a trial that goes on from a checkpoint has more: earlier attempts'.
+            own_kwh = self._running_kwh
             spent_kwh = self.storage.snapshot(self.lease.living).data.spent_kwh()
-            self._elsewhere_kwh = spent_kwh - own_kwh
+            self._but_running_kwh = spent_kwh - own_kwh
 
-    def _rules_of_trial(self, seen: Snapshot, spec: TrialSpec, plan: "TrialPlan") -> Rules:
+    def _trial_rules(self, seen: Snapshot, spec: TrialSpec, plan: "TrialPlan") -> Rules:
         """Return the rules that may end this trial, with its cap."""
-        self._elsewhere_kwh = seen.data.spent_kwh()
         search = self.session.checked.config.search
         # The start configuration is the baseline, and a repeat shows how much runs differ: both
         # need complete runs to compare.
-        is_baseline = spec.number == 0 and self.session.checked.start is not None
+        is_baseline = spec.number == START_TRIAL and self.session.checked.start is not None
         to_its_end = spec.repeat_of is not None or is_baseline
         has_cap = search.pruning.cap and search.goal == "recommend" and not to_its_end
         prunes = search.pruning.target and not to_its_end
@@ -198,8 +250,7 @@ class TrialRunner:
         """Return the rules that may end any run, a probe as well as a trial, and a trial's own."""
 
         def budget_spent() -> bool:
-            running = sum(self._engine.meter.running(phase).total_kwh for phase in TRIAL_PHASES)
-            return self.budget.limit_reached(self._elsewhere_kwh + running) is not None
+            return self.budget.limit_reached(self._but_running_kwh + self._running_kwh) is not None
 
         launch = self.session.checked.config.launch
         return Rules(
@@ -212,9 +263,17 @@ class TrialRunner:
         )
 
 
+def stored_checkpoint(seen: Snapshot, number: int) -> Checkpoint | None:
+    """Return a trial's last checkpoint; None if it was never saved.
+
+    Raises:
+        BadInput: If the stored one is damaged.
+    """
+    text = seen.checkpoint(number)
+    return None if text is None else Checkpoint.from_text(text, number)
+
+
 def interruption(paths: StudyPaths) -> StudyInterrupted:
     """Return the error of an interrupted study."""
     report = f"`carbonopt report {shlex.quote(str(paths.root))}`"
-    return StudyInterrupted(
-        f"interrupted; run the same command again to resume. {report} reports what there is."
-    )
+    return StudyInterrupted(f"{INTERRUPTED} {report} reports what there is.")

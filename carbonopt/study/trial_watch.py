@@ -14,15 +14,16 @@ from typing import Any
 
 from carbonopt.core import channel, events
 from carbonopt.core.errors import BadInput
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import Quality
-from carbonopt.core.reported import printed_evaluations
+from carbonopt.core.script_reports import printed_evaluations
 from carbonopt.core.trial import (
     TRIAL_PHASES,
-    EvalPoint,
     Forecast,
     Phase,
     QualityResult,
     Stage,
+    StageCost,
     StopReason,
     TrialRecord,
     TrialState,
@@ -38,13 +39,16 @@ from carbonopt.study.phases import TrialPhases
 from carbonopt.study.process_exit import SIGNALLED, host_oom_kills, how_they_ended
 from carbonopt.study.record_fields import at_most, measured_fields, unmeasured
 from carbonopt.study.standstill import Standstill
+from carbonopt.study.trial_checkpoint import Checkpoint
 from carbonopt.study.trial_observer import TrialObserver
 from carbonopt.train.failures import ran_out_of_memory
 
 # Longest wait for an event before the clock, the cap and the budget are checked again.
 TICK_S = 0.5
 _STORE_AGAIN_S = 0.2  # evaluations that follow each other faster are stored together
-_STORED_AT_ONCE = 100  # up to so many evaluations; those of a longer curve wait for STORE_EVERY_S
+# While a trial has fewer evaluations than this, each is stored at once; later ones wait for
+# STORE_EVERY_S.
+_STORED_AT_ONCE = 100
 
 # Interval for storing what a running trial has used, which is lost when the study is killed.
 STORE_EVERY_S = 2.0
@@ -53,9 +57,10 @@ STORE_EVERY_S = 2.0
 # has, the longer it takes.
 _STORE_SHARE = 0.02
 
-# Most questions to the models about one running trial: each answer takes milliseconds.
+# Largest number of times that the models are asked about one running trial: each answer takes
+# milliseconds.
 _MOST_QUESTIONS = 200
-_MOST_TAIL_CHARACTERS = 10_000  # most characters of a log that a record keeps
+_MOST_TAIL_CHARACTERS = 10_000  # largest number of characters of a log that a record keeps
 PRINTED_LINES = 200  # last lines in which a script without carbonopt's lines may print its quality
 _MEASURED_BY_RANKS = ("total_steps", "peak_memory_gib", "rank_peak_memory_gib", "cpu_wait_fraction")
 
@@ -108,7 +113,9 @@ class Rules:
 class TrialWatch:
     """The watch over one running trial.
 
-    It passes the trial's record so far to `store`, every STORE_EVERY_S and at each evaluation.
+    It passes the trial's record so far to `store` every STORE_EVERY_S, and _STORE_AGAIN_S after an
+    evaluation unless there are _STORED_AT_ONCE already. If storing takes long, it is done less
+    often.
     """
 
     spec: TrialSpec
@@ -119,13 +126,19 @@ class TrialWatch:
     meter: Meter
     rules: Rules
     observers: list[TrialObserver]
-    # Takes the step, the total steps and the energy of the training window in kWh.
+    # Receives the step, the total steps and the energy of the training window in kWh.
     progress: Callable[[int, int, float], None]
     store: Callable[[TrialRecord], None]
-    # Takes the energy in kWh of the trial so far, at every look at it.
+    # Receives the energy in kWh of the trial so far, each time that the trial is looked at.
     still_running: Callable[[float], None] = lambda spent_kwh: None
     # state of the file of the script's quality before the trial; None: there is none
     quality_file: FileState | None = None
+    # the last checkpoint of earlier attempts; None: there is none
+    checkpoint: Checkpoint | None = None
+    # Receives a new checkpoint; returns whether it was stored.
+    store_checkpoint: Callable[[Checkpoint], bool] = lambda checkpoint: False
+    # Receives a message for the user.
+    warn: Callable[[str], None] = lambda text: None
     # Step and energy in kWh of the first report: before it, energy includes compilation.
     _first_progress: tuple[int, float] | None = None
     # Share of the steps that the projection is made from; projected kWh of all steps.
@@ -135,6 +148,12 @@ class TrialWatch:
     # Evaluations so far; `so_far` gets them when it is stored.
     _evals: list[EvalPoint] = field(default_factory=list)
     _planned_steps: int | None = None  # the first reported total; a script may make more
+    _went_on: Checkpoint | None = None  # the checkpoint that this attempt goes on from
+    # A resumed script may go on from its checkpoint or begin anew, which its first step shows.
+    # Until then, this is the trial's record for the case that it begins anew. None: it is known
+    # which it does, or the trial has no checkpoint.
+    _undecided: TrialRecord | None = None
+    _has_saved: bool = False  # this attempt has a checkpoint of its own
     _ask_from: float = 0.0  # step from which the models are asked again whether to prune the trial
     _store_at: float = field(init=False)  # monotonic time at which storing is due
     _phases: TrialPhases = field(init=False)
@@ -144,6 +163,9 @@ class TrialWatch:
         self._oom_kills = host_oom_kills()
         self._began_s = time.monotonic()
         self._phases = TrialPhases(self.meter)
+        if self._keeps_checkpoints and self.checkpoint is not None:
+            self._undecided = self.so_far
+            self._go_on(self.checkpoint, self.checkpoint.step)
 
     def run(self) -> TrialRecord:
         """Watch the trial until it has ended, for whatever reason, and return its record.
@@ -168,9 +190,30 @@ class TrialWatch:
                 readings[Phase.TRAIN],
             )
             self._phases.join_as_training(readings[Phase.TRAIN])
-        if self.so_far.state == TrialState.COMPLETE and (text := unmeasured(readings[Phase.TRAIN])):
+            if self._went_on is not None:
+                self._went_on = self._went_on.as_one_piece()
+        train = self._with_earlier(readings)[Phase.TRAIN]
+        if self.so_far.state == TrialState.COMPLETE and (text := unmeasured(train)):
             self._fail("unmeasured", text, with_tail=False)
-        return self._record(readings)
+        self._note_if_it_goes_on()
+        record = self._record(readings)
+        if self._keeps_checkpoints and record.stop_reason is StopReason.INTERRUPTED:
+            self._save(record, readings, self._phases.stages)
+        return record
+
+    @property
+    def _keeps_checkpoints(self) -> bool:
+        """True for a script that saves itself, whose attempts are added up."""
+        return self.spec.program is not None and self.spec.program.keeps_checkpoints
+
+    def _note_if_it_goes_on(self) -> None:
+        """Note that a trial that crashed will be run again, if this attempt has saved it.
+
+        Each attempt thus comes further. A trial whose attempt crashed without saving has failed.
+        """
+        failure = self.so_far.failure
+        if self._has_saved and failure is not None and failure.kind == "crash":
+            self._note(stop_reason=StopReason.INTERRUPTED)
 
     @property
     def _is_one_piece(self) -> bool:
@@ -190,14 +233,15 @@ class TrialWatch:
 
     def _listen(self) -> None:
         heard_s = time.monotonic()
-        standstill = Standstill(self.trial.runnable_s, self.trial.stopped_s)
+        standstill = Standstill(self.trial.runnable_s, self.trial.runnable_while_stopped_s)
         while self.so_far.state == TrialState.RUNNING:
             standstill.begin()
             event = self.trial.receive(TICK_S)
             heard_s += self._leave_out(standstill)
             self._phases.look()
             if event is None:
-                self.still_running(self._phases.spent_kwh)
+                earlier_kwh = 0.0 if self._went_on is None else self._went_on.spent_kwh
+                self.still_running(earlier_kwh + self._phases.spent_kwh)
             else:
                 if self._is_sign_of_life(event):
                     heard_s = time.monotonic()
@@ -251,7 +295,13 @@ class TrialWatch:
     def _store(self) -> None:
         began_s = time.monotonic()
         self._note_waiting()
-        self.store(self._record({phase: self.meter.running(phase) for phase in TRIAL_PHASES}))
+        if self._keeps_checkpoints:
+            readings, stages = self._phases.cut()
+            record = self._record(readings)
+            self.store(record)
+            self._save(record, readings, stages)
+        else:
+            self.store(self._record({phase: self.meter.running(phase) for phase in TRIAL_PHASES}))
         ended_s = time.monotonic()
         self._store_at = ended_s + max(STORE_EVERY_S, (ended_s - began_s) / _STORE_SHARE)
 
@@ -259,7 +309,7 @@ class TrialWatch:
         """Return whether an event shows progress; a script's repeated step does not."""
         if self.spec.program is None or not isinstance(event, events.Progress):
             return True
-        return event.step > (self.so_far.steps_done or 0)
+        return self._undecided is not None or event.step > (self.so_far.steps_done or 0)
 
     def _said_at(self) -> float:
         """Return the monotonic time at which a script that reports no steps last wrote to its log.
@@ -293,9 +343,10 @@ class TrialWatch:
                     self._phases.claim(phase, stage or self._phases.usual(phase))
                 self._phases.enter(phase, stage)
             case events.StageBegun(stage=stage, kernels=kernels):
-                self._note(kernels=kernels)
+                self._note(kernels=self.so_far.kernels or kernels)
                 self._phases.begin(stage)
             case events.Progress(step=step, total_steps=total, cpu_wait_fraction=wait, ago_s=ago_s):
+                self._decide_going_on(step - 1)
                 self._planned_steps = self._planned_steps or total
                 self._note(total_steps=total, steps_done=step, cpu_wait_fraction=wait)
                 if self.spec.program is not None:
@@ -312,6 +363,12 @@ class TrialWatch:
                     state=TrialState.PRUNED,
                     stop_reason=StopReason.PROBE,
                 )
+            case events.Continued(step=step):
+                self._on_continued(step)
+            case events.Saved(step=step):
+                self._on_saved(step)
+            case events.Remarked(text=text):
+                self.warn(f"trial {self.spec.number}: {text}.")
             case events.Finished() if self._finished_training():
                 self._note(state=TrialState.COMPLETE)
             case events.Finished():
@@ -327,9 +384,76 @@ class TrialWatch:
             case events.Exited(code=code):
                 self._on_exit(code)
 
+    def _on_continued(self, step: int) -> None:
+        if self.checkpoint is None or self.checkpoint.step != step:
+            self._fail("crash", f"it goes on after step {step}, of which the study knows nothing")
+            return
+        self._go_on(self.checkpoint, step)
+
+    def _decide_going_on(self, step: int) -> None:
+        """Decide whether a script goes on with its earlier attempts: not if it begins with step 1.
+
+        Args:
+            step: The step before the first one that it has reported.
+        """
+        if self._undecided is None or self.checkpoint is None:
+            return
+        earlier = self.checkpoint.record.evals
+        self._evals = [point for point in self._evals if point not in earlier]
+        self.so_far, self._undecided, self._went_on = self._undecided, None, None
+        self._began_s += self.checkpoint.readings_s
+        if step > 0:
+            self._go_on(self.checkpoint, step)
+
+    def _go_on(self, checkpoint: Checkpoint, step: int) -> None:
+        """Count what the earlier attempts had done and used as this trial's.
+
+        Args:
+            checkpoint: What they had used.
+            step: The step after which this attempt goes on.
+        """
+        self._went_on = checkpoint
+        before = [point for point in checkpoint.record.evals if point.step <= step]
+        reached = before[-1].step if before else -1
+        self._evals = before + [point for point in self._evals if point.step > reached]
+        self.so_far = checkpoint.counted_in(self.so_far, step)
+        self._began_s -= checkpoint.readings_s
+
+    def _on_saved(self, step: int) -> None:
+        readings, stages = self._phases.cut()
+        self._note(steps_done=step)
+        record = self._record(readings)
+        self.store(record)
+        self._has_saved |= self._save(record, readings, stages)
+
+    def _save(
+        self,
+        record: TrialRecord,
+        readings: dict[Phase, Reading],
+        stages: dict[Stage, dict[str, float]],
+    ) -> bool:
+        """Store what the trial has done and used, as its checkpoint."""
+        return self.store_checkpoint(
+            Checkpoint(
+                step=record.steps_done or 0,
+                record=record,
+                readings=self._with_earlier(readings),
+                stages=self._with_earlier_stages(stages),
+            )
+        )
+
+    def _with_earlier(self, readings: dict[Phase, Reading]) -> dict[Phase, Reading]:
+        return readings if self._went_on is None else self._went_on.with_attempt(readings)
+
+    def _with_earlier_stages(self, stages: dict[Stage, dict[str, float]]) -> dict[Stage, StageCost]:
+        costs = {stage: StageCost(**cost) for stage, cost in stages.items()}
+        return costs if self._went_on is None else self._went_on.with_stages(costs)
+
     def _on_evaluation(self, reported: events.Evaluated) -> None:
         # A script may have evaluated before this report without having reported the phase.
         if self.spec.program is not None:
+            if reported.point.step > 0:
+                self._decide_going_on(reported.point.step)
             self._phases.claim(Phase.EVAL, Stage.EVALUATION)
         # If the evaluation was announced, the training window is closed; if not, `claim` has just
         # moved what followed the last step to the evaluation.
@@ -371,8 +495,8 @@ class TrialWatch:
         if self._finished_training():  # a script may go on using energy, so the budget still holds
             return StopReason.BUDGET if self.rules.budget_spent() else None
         # After the last step only the evaluation is left, which says how good the trial is.
-        made, total = self.so_far.steps_done or 0, self.so_far.total_steps or math.inf
-        if made < total and self.so_far.audited_at_step is None and self._exceeds_cap():
+        steps, total_steps = self.so_far.steps_done or 0, self.so_far.total_steps or math.inf
+        if steps < total_steps and self.so_far.audited_at_step is None and self._exceeds_cap():
             return StopReason.CAP
         return StopReason.BUDGET if self.rules.budget_spent() else None
 
@@ -394,13 +518,13 @@ class TrialWatch:
         cap, share, projected_kwh = self.rules.cap_kg_co2e, *self._projected
         # Work that a script does after a step may not be training: only its steps count.
         steps_alone = self.spec.program is not None and not self._phase_untold
-        spent_kwh = self._phases.stepped_kwh if steps_alone else self._train_kwh()
+        spent_kwh = self._stepped_kwh() if steps_alone else self._train_kwh()
         spent, projected = map(self.rules.emissions_kg_co2e, (spent_kwh, projected_kwh))
         return exceeds_cap(cap, spent, share, projected, contended=self.so_far.is_contended)
 
     def _project(self, step: int, total_steps: int) -> None:
         """Project the energy of the whole training from the steps since the first report."""
-        train_kwh = self._train_kwh() if self.spec.program is None else self._phases.stepped_kwh
+        train_kwh = self._train_kwh() if self.spec.program is None else self._stepped_kwh()
         first_step, first_kwh = self._first_progress = self._first_progress or (step, train_kwh)
         if step > first_step:
             per_step_kwh = (train_kwh - first_kwh) / (step - first_step)
@@ -435,7 +559,7 @@ class TrialWatch:
             )
         elif self._evals[-1].value is None:
             self._fail("diverged", self._not_finite)
-        elif not (made := self.so_far.steps_done or self._evals[-1].step):
+        elif not (steps := self.so_far.steps_done or self._evals[-1].step):
             must = "the last report must come after a step, but the script never called run.step()"
             self._fail(
                 "bad_input",
@@ -445,8 +569,8 @@ class TrialWatch:
             planned = self._planned_steps or self.so_far.total_steps
             self._note(
                 state=TrialState.COMPLETE,
-                total_steps=made,
-                planned_steps=None if planned == made else planned,
+                total_steps=steps,
+                planned_steps=None if planned == steps else planned,
             )
 
     def _read_quality(self) -> None:
@@ -505,13 +629,22 @@ class TrialWatch:
         self._note(state=_STATES.get(kind, TrialState.FAILED), failure=failure)
 
     def _train_kwh(self) -> float:
-        return self._phases.train_kwh
+        return self._earlier_train_kwh + self._phases.train_kwh
+
+    def _stepped_kwh(self) -> float:
+        return self._earlier_train_kwh + self._phases.stepped_kwh
+
+    @property
+    def _earlier_train_kwh(self) -> float:
+        return 0.0 if self._went_on is None else self._went_on.readings[Phase.TRAIN].total_kwh
 
     def _record(self, readings: dict[Phase, Reading]) -> TrialRecord:
         """Return the trial's record with its measurements.
 
         A running trial's record has no emissions, because those so far are no result.
         """
+        own_train_s = readings[Phase.TRAIN].duration_s
+        readings = self._with_earlier(readings)
         state, train = self.so_far.state, readings[Phase.TRAIN]
         last = self._evals[-1:] if state == TrialState.COMPLETE else ()
         reached = {
@@ -525,11 +658,13 @@ class TrialWatch:
             "evals": curve,
             "quality": {**vars(self.so_far.quality), **reached},
         }
+        if self._went_on is not None:
+            measured |= self._went_on.with_measured(self.so_far, own_train_s)
         if state != TrialState.RUNNING:
             has_stages = bool(train.nodes)
             emissions = self.rules.emissions_kg_co2e(train.total_kwh)
             measured |= {
-                "stages": self._phases.stages if has_stages else None,
+                "stages": self._with_earlier_stages(self._phases.stages) if has_stages else None,
                 "emissions_kg_co2e": emissions,
             }
         return TrialRecord(**vars(self.so_far) | measured)

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.errors import BadInput, may_hold_password, shown
 from carbonopt.core.files import read_text
 
 MAX_MIB = 1  # largest size of a study file, a piece, a hostfile and a script's template
-_LONGEST_TAG = 40  # most characters of a tag that are shown
-_LONGEST_REASON = 600  # most characters of the parser's message that are shown
-_MOST_VALUES = 10_000  # most keys and values in a file: reading so many takes half a second
+_LONGEST_TAG = 40  # largest number of characters shown of a tag
+_LONGEST_REASON = 600  # largest number of characters shown of the parser's message
+_MOST_VALUES = 10_000  # largest number of keys and values in a file; reading so many takes 0.5 s
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,32 @@ def read_yaml(path: Path, what: str) -> YamlFile:
         finally:
             loader.dispose()  # type: ignore[no-untyped-call]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        deep = isinstance(error, RecursionError)
-        said = "it is nested too deeply" if deep else " ".join(str(error)[:_LONGEST_REASON].split())
-        said = said.replace('in "<unicode string>",', "at")
-        said += "; indent with spaces instead of tabs" * ("'\\t'" in said)
-        raise BadInput(f"{path} is not valid YAML: {said}") from error
+        raise BadInput(f"{path} is not valid YAML: {_reason(error, text)}") from error
     if not isinstance(values, dict):
-        holds = "is empty" if values is None else f"holds {shortened(values)}"
+        holds = "is empty" if values is None else f"holds {shown(values)}"
         raise BadInput(f"{path} must hold keys and their values, but {holds}.")
     places = {keys: f"{path}, line {line}" for keys, line in _lines(node)}
     return YamlFile(path, values, places)
+
+
+def yaml_text(values: dict[str, Any]) -> str:
+    """Return plain values as a file that `read_yaml` reads as the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _reason(error: Exception, text: str) -> str:
+    """Return why a text is no YAML, without its line where that may hold a password."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    said = str(error)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        end = error.problem_mark
+        begin = end if error.context_mark is None else error.context_mark
+        if may_hold_password("\n".join(text.splitlines()[begin.line : end.line + 1])):
+            rule = " ".join(filter(None, (error.context, error.problem)))
+            said = f"{rule} at line {end.line + 1}, column {end.column + 1}"
+    said = " ".join(said[:_LONGEST_REASON].split()).replace('in "<unicode string>",', "at")
+    return said + "; indent with spaces instead of tabs" * ("'\\t'" in said)
 
 
 def _lines(node: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -108,20 +124,21 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag not in _TAGS:
-            tag = node.tag.rpartition(":")[2][:_LONGEST_TAG]
+            name = node.tag.rpartition(":")[2][:_LONGEST_TAG]
+            tag = "here" if may_hold_password(node.tag) else name
             raise _refusal(f"the tag {tag} can't be used; leave it out", node)
         try:
             return super().construct_object(node, deep)
         # The errors of a tag that doesn't fit its value, such as !!int [1].
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            value = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a collection"
+            value = shown(node.value) if isinstance(node, yaml.ScalarNode) else "a collection"
             raise _refusal(
                 f"{value} can't be read as {node.tag.rpartition(':')[2]}", node
             ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode):
-            raise _refusal(f"{node.value!r} can't be read as a mapping", node)
+            raise _refusal(f"{shown(node.value)} can't be read as a mapping", node)
         _check_commas(node)
         seen: set[Any] = set()
         for key_node, _ in node.value:
@@ -129,16 +146,15 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str | int | float | bool):
                 raise _refusal("a key must be plain text", key_node)
             if key in seen:
-                raise _refusal(f"key {key!r} is given twice", key_node)
+                raise _refusal(f"key {shown(key)} is given twice", key_node)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         # YAML 1.1 reads 1:30 as 90 and 010 as 8.
         if len(node.value) > 100 or ":" in node.value or re.match(r"[-+]?0[0-9_]+$", node.value):
-            raise _refusal(
-                f"{node.value[:80]} is no decimal number; write one, or text in quotes", node
-            )
+            number = shown(node.value).strip("'")
+            raise _refusal(f"{number} is no decimal number; write one, or text in quotes", node)
         return (
             self.construct_yaml_int(node)
             if node.tag.endswith("int")
@@ -195,3 +211,20 @@ _Loader.add_implicit_resolver(
 )
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+
+
+class _Dumper(yaml.SafeDumper):
+    """A writer of what `_Loader` reads: text that it would read as a number is in quotes."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# What either of them reads as something else than text is in quotes.
+_Dumper.yaml_implicit_resolvers = {
+    sign: [
+        *_Loader.yaml_implicit_resolvers.get(sign, []),
+        *yaml.SafeDumper.yaml_implicit_resolvers.get(sign, []),
+    ]
+    for sign in _Loader.yaml_implicit_resolvers.keys() | yaml.SafeDumper.yaml_implicit_resolvers
+}

@@ -86,6 +86,18 @@ class Speaker:
         """Report the end of a probe, with the fields of `events.Probed`."""
         self._say("Probed", **fields)
 
+    def continued(self, step: int) -> None:
+        """Report that the trial goes on after a step, from an earlier attempt's checkpoint."""
+        self._say("Continued", step=step)
+
+    def saved(self, step: int) -> None:
+        """Report that a checkpoint of the training after a step is written."""
+        self._say("Saved", step=step)
+
+    def remark(self, text: str) -> None:
+        """Report what the user should know, in a sentence without its full stop."""
+        self._say("Remarked", text=text)
+
     def finished(self, summary: dict[str, Any]) -> None:
         self._say("Finished", summary=summary)
 

@@ -36,7 +36,7 @@ class CpuWait:
 
     @property
     def share(self) -> float | None:
-        """The share of the threads' time, ready to run, in which they had no core.
+        """The share of their runnable time in which the threads had no core.
 
         None where the kernel doesn't tell (it does if it was built with CONFIG_SCHED_INFO).
         """

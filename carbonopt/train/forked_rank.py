@@ -13,7 +13,6 @@ import sys
 import traceback
 from pathlib import Path
 
-import deepspeed
 import huggingface_hub.constants
 import torch
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -68,9 +67,11 @@ def _is_bad_to_fork() -> bool:
     """
     answers, answer = os.pipe()
     if os.fork() == 0:
-        is_bad = torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
-        os.write(answer, b"bad" if is_bad else b"good")
-        os._exit(0)
+        try:
+            is_bad = torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
+            os.write(answer, b"bad" if is_bad else b"good")
+        finally:
+            os._exit(0)
     os.close(answer)
     # A pipe, because the fork server has its children waited for by nobody.
     with os.fdopen(answers, "rb") as told:
@@ -89,6 +90,8 @@ def run() -> int:
     # without this line a trial would not stay offline.
     huggingface_hub.constants.HF_HUB_OFFLINE |= "HF_HUB_OFFLINE" in os.environ
     if os.environ[GPU_UUIDS] and not prepares:
+        import deepspeed
+
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         # These costs arise only at a process's first use of a GPU: CUDA's context, NCCL's
         # communicator.

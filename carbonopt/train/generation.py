@@ -1,5 +1,6 @@
 """Generate a model's answers to evaluation examples, on any number of ranks."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,26 +41,47 @@ def generated_texts(
     engine.eval()
     # All ranks have equally many batches. Under ZeRO-3 transformers also makes each generate as
     # many tokens as the slowest.
-    for places in batches_of_rank(
-        len(indices), run.eval_batch_size_per_gpu, ranks.rank(), ranks.world_size()
-    ):
-        rows = indices[places]
-        rows[places < 0] = -1
-        batch = examples.batch(rows)
-        generated = engine.module.generate(
-            input_ids=batch["input_ids"].to(device),
-            attention_mask=batch["attention_mask"].to(device),
-            do_sample=False,
-            num_beams=1,
-            max_new_tokens=max_tokens,
-            use_cache=True,  # gradient checkpointing switches it off
-        )
-        decoded = tokenizer.batch_decode(
-            generated, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        texts |= {int(row): text for row, text in zip(rows, decoded, strict=True) if row >= 0}
+    with _whole_weights(engine):
+        for places in batches_of_rank(
+            len(indices), run.eval_batch_size_per_gpu, ranks.rank(), ranks.world_size()
+        ):
+            rows = indices[places]
+            rows[places < 0] = -1
+            batch = examples.batch(rows)
+            generated = engine.module.generate(
+                input_ids=batch["input_ids"].to(device),
+                attention_mask=batch["attention_mask"].to(device),
+                do_sample=False,
+                num_beams=1,
+                max_new_tokens=max_tokens,
+                use_cache=True,  # gradient checkpointing switches it off
+            )
+            decoded = tokenizer.batch_decode(
+                generated, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            texts |= {int(row): text for row, text in zip(rows, decoded, strict=True) if row >= 0}
     engine.train()
     return texts
+
+
+def _whole_weights(engine: Any) -> AbstractContextManager[Any]:
+    """Return a context in which ZeRO-3's weights are gathered once, instead of for each token.
+
+    A GPU has room for them if they add no more to what is there than training has needed at its
+    peak: so the trial's peak stays what it was.
+    """
+    parameters = list(engine.parameters())
+    if not any(hasattr(parameter, "ds_numel") for parameter in parameters):
+        return nullcontext()
+    if torch.cuda.is_available():
+        whole = sum(parameter.ds_numel * parameter.element_size() for parameter in parameters)
+        room = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        if ranks.largest(float(whole > room)):
+            return nullcontext()
+    from deepspeed import zero
+
+    gathered: AbstractContextManager[Any] = zero.unwrap_model_for_generation(engine)
+    return gathered
 
 
 @cache

@@ -100,6 +100,14 @@ class ExecutionMatch(Match):
             return str(error)
         return None
 
+    def finds_nothing(self, expected: str) -> bool:
+        """Return whether a query has no rows, so that any query without rows matches it.
+
+        Raises:
+            QueryFailed: As `problem` tells.
+        """
+        return self._result(expected) == _digested([])
+
 
 def one_spaced(text: str) -> str:
     """Return the text with one space for each run of white space, and none at the ends."""

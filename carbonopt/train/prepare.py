@@ -51,16 +51,33 @@ def prepare(spec: PrepareSpec) -> Prepared:
         BadInput: Something in the workload would make every trial fail.
     """
     from carbonopt.train import ranks
-    from carbonopt.train.models import model_check
-    from carbonopt.train.models.model import saved_config
-    from carbonopt.train.models.zero_leaves import zero_leaves
-    from carbonopt.train.optim import arguments_check, deepspeed_keys
-    from carbonopt.train.space_facts import chosen_space
 
     folder = PreparedFolder(Path(spec.prepared_dir))
     if (prepared := folder.made_for(spec.fingerprint)) is not None:
         _load_ops(_chosen(spec, prepared))
         return prepared
+    _check_is_free(folder)
+    ranks.check_devices()
+    task = training_task(spec.workload)
+    _check_settings(task, spec.space)
+    aside, old = (
+        folder.root.with_name(f".{folder.root.name}.{os.getpid()}.{kind}")
+        for kind in ("part", "old")
+    )
+    try:
+        aside.mkdir(parents=True)
+        prepared = _prepare_in(PreparedFolder(aside), task, spec)
+        if folder.root.exists():
+            folder.root.rename(old)
+        aside.rename(folder.root)  # a reader finds a whole folder there or none
+    finally:
+        for left_over in (aside, old):
+            shutil.rmtree(left_over, ignore_errors=True)
+    return prepared
+
+
+def _check_is_free(folder: PreparedFolder) -> None:
+    """Raise BadInput if something else lies where the prepared folder would be made."""
     if folder.root.exists() and not folder.root.is_dir():
         raise BadInput(f"{folder.root} must be a folder, but is a file; move it away.")
     if folder.root.exists() and not folder.summary.is_file() and any(folder.root.iterdir()):
@@ -68,42 +85,41 @@ def prepare(spec: PrepareSpec) -> Prepared:
             f"{folder.root} must be empty or a prepared data set, but holds other files; move them"
             " away."
         )
-    ranks.check_devices()
-    task = training_task(spec.workload)
+
+
+def _check_settings(task: TrainingTask, space: Space) -> None:
+    """Raise BadInput if DeepSpeed or the Trainer can't have the workload's settings."""
+    from carbonopt.train.optim import arguments_check, deepspeed_keys
+
     deepspeed_keys.check_deepspeed_keys(task.workload.deepspeed)
     if isinstance(task, TrainerTask):
-        given, kind = task.workload.training_arguments, task.arguments_class()
-        arguments_check.check_training_arguments(given, spec.space, kind)
-    aside, old = (
-        folder.root.with_name(f".{folder.root.name}.{os.getpid()}.{kind}")
-        for kind in ("part", "old")
-    )
-    try:
-        aside.mkdir(parents=True)
-        made = PreparedFolder(aside)
-        prepared = task.prepare(spec.space, made, spec.fingerprint)
-        if isinstance(task, TrainerTask):
-            config = saved_config(made, task.workload.model.trust_remote_code)
-            model_check.check_model(task, config, spec.space, made)
-            if spec.auto:
-                prepared = prepared.model_copy(
-                    update={"auto": chosen_space(task, config, prepared, spec.world_size)}
-                )
-                spec = _chosen(spec, prepared)
-            if may_be(spec.space["zero_stage"], 3):
-                leaves = zero_leaves(task, config, made)
-                prepared = prepared.model_copy(update={"zero_leaves": leaves})
-        write_json(made.workload, spec.workload)
-        _load_ops(spec)
-        update = {"files": made.sizes(), "memory": _memory(task, spec, made, prepared)}
-        prepared = prepared.model_copy(update=update)
-        write_json(made.summary, prepared.model_dump())
-        if folder.root.exists():
-            folder.root.rename(old)
-        aside.rename(folder.root)  # a reader finds a whole folder there or none
-    finally:
-        for rest in (aside, old):
-            shutil.rmtree(rest, ignore_errors=True)
+        arguments = task.workload.training_arguments
+        arguments_check.check_training_arguments(arguments, space, task.arguments_class())
+
+
+def _prepare_in(folder: PreparedFolder, task: TrainingTask, spec: PrepareSpec) -> Prepared:
+    """Prepare the data and what is known of the model, and write them into an empty folder."""
+    from carbonopt.train.models import model_check
+    from carbonopt.train.models.model import saved_config
+    from carbonopt.train.models.zero_leaves import zero_leaves
+    from carbonopt.train.space_facts import chosen_space
+
+    prepared = task.prepare(spec.space, folder, spec.fingerprint)
+    if isinstance(task, TrainerTask):
+        config = saved_config(folder, task.workload.model.trust_remote_code)
+        model_check.check_model(task, config, spec.space, folder)
+        if spec.auto:
+            auto = chosen_space(task, config, prepared, spec.world_size)
+            prepared = prepared.model_copy(update={"auto": auto})
+            spec = _chosen(spec, prepared)
+        if may_be(spec.space["zero_stage"], 3):
+            leaves = zero_leaves(task, config, folder)
+            prepared = prepared.model_copy(update={"zero_leaves": leaves})
+    write_json(folder.workload, spec.workload)
+    _load_ops(spec)
+    update = {"files": folder.sizes(), "memory": _memory(task, spec, folder, prepared)}
+    prepared = prepared.model_copy(update=update)
+    write_json(folder.summary, prepared.model_dump())
     return prepared
 
 

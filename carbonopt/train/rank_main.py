@@ -1,8 +1,7 @@
 """Run one rank of one trial: python -m carbonopt.train.rank_main SPEC.json.
 
 SPEC.json is a `spec.trial_spec.TrialSpec`. RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT are in the environment, as torchrun sets them; rank 0 inherits the channel. With
-CARBONOPT_SAVE_MODEL=1 the trial's folder keeps the trained model.
+MASTER_PORT are in the environment, as torchrun sets them; rank 0 inherits the channel.
 """
 
 import os
@@ -42,7 +41,7 @@ def run_trial(spec: TrialSpec, speaker: Speaker | None) -> Trained:
     # completions: num_generations for each prompt
     examples = prepared.train_examples * (params.num_generations or 1)
     steps = total_steps(examples, params.global_batch_size, params.epochs)
-    return task.train(TrialRun(spec, task.workload, folder, prepared, steps), speaker)
+    return task.train(TrialRun(spec, task.workload, folder, prepared, params, steps), speaker)
 
 
 def main(spec_json: str) -> int:
@@ -52,7 +51,7 @@ def main(spec_json: str) -> int:
     def work() -> None:
         spec = TrialSpec.model_validate_json(spec_json)
         trained = run_trial(spec, speaker)
-        if spec.saves_model or os.environ.get("CARBONOPT_SAVE_MODEL") == "1":
+        if spec.saves_model:
             trained.save_model(Path(spec.trial_dir) / "model")
         if speaker is not None and trained.last is not None:
             reached = {"step": trained.last.step, "tokens": trained.last.tokens}

@@ -5,14 +5,16 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.train import ranks
+from carbonopt.train.data import templates
 from carbonopt.train.data.pair_rows import Frame
+from carbonopt.train.data.pairs import template_of
 from carbonopt.train.failures import reason
 from carbonopt.train.models import weights
 from carbonopt.train.models.model import unloadable
@@ -114,14 +116,20 @@ def _of_model(name: str, key: str) -> Rewards:
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model = model.to(ranks.device()).eval()
+    # The score is that of a row's last token that isn't the padding, as the configuration has it.
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    model, chat = model.to(ranks.device()).eval(), _Chat.of(tokenizer, key)
 
     @torch.no_grad()
     def rewards(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         texts = [
             prompt + completion for prompt, completion in zip(prompts, completions, strict=True)
         ]
-        frame = Frame.around(tokenizer, texts[0], ends=False)
+        if chat is not None and prompts[0].endswith(chat.asks):
+            texts = [f"{chat.begins}{text.removeprefix(chat.begins)}{chat.ends}" for text in texts]
+            frame = Frame.of([], [])  # as the task reward reads chats
+        else:
+            frame = Frame.around(tokenizer, texts[0], ends=False)
         # as Python numbers, which torch doesn't join with numpy's
         before, after = frame.before.tolist(), frame.after.tolist()
         scores: list[float] = []
@@ -135,3 +143,32 @@ def _of_model(name: str, key: str) -> Rewards:
         return scores
 
     return rewards
+
+
+class _Chat(NamedTuple):
+    """The texts that a chat template writes around a chat and its answer."""
+
+    begins: str  # the beginning-of-text token, or nothing
+    asks: str  # before an answer
+    ends: str  # after an answer
+
+    @classmethod
+    def of(cls, tokenizer: Any, key: str) -> "_Chat | None":
+        """Return those of a tokenizer's template; None if it has none, or doesn't show them.
+
+        Raises:
+            BadInput: The template can't write a question with its answer.
+        """
+        if tokenizer.chat_template is None:
+            return None
+        asked, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+        options = {"tokenize": False}
+        with template_of(tokenizer, f"workload.{key}.model"):
+            alone = templates.apply(tokenizer, [asked], **options)
+            prompt = templates.apply(tokenizer, [asked], add_generation_prompt=True, **options)
+            whole = templates.apply(tokenizer, [asked, answer], **options)
+        asks, answered = prompt.removeprefix(alone), f"{prompt}!"
+        if not asks or not prompt.startswith(alone) or not whole.startswith(answered):
+            return None
+        begins = tokenizer.bos_token or ""
+        return cls(begins if whole.startswith(begins) else "", asks, whole.removeprefix(answered))

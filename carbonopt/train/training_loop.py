@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
+from transformers import (
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.files import write_json
-from carbonopt.core.trial import EvalPoint, Kernels, Phase, Stage
+from carbonopt.core.trial import Kernels, Phase, Stage
 from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.train import ranks
+from carbonopt.train.checkpoints import Checkpoints, SavedTraining
 from carbonopt.train.client import Speaker
 from carbonopt.train.cpu_wait import CpuWait, SpinThrottle
 from carbonopt.train.data.packing import PrefetchLoader, evaluation_steps
@@ -25,6 +34,7 @@ from carbonopt.train.failures import Diverged
 from carbonopt.train.imports import load_compiler
 from carbonopt.train.models import model as models
 from carbonopt.train.models import weights
+from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.optim.arguments import chosen_optimizer, training_arguments
 from carbonopt.train.optim.averaging import WeightAverage
 from carbonopt.train.optim.deepspeed_config import deepspeed_config
@@ -33,6 +43,7 @@ from carbonopt.train.speed.fast_step import install_fast_step
 from carbonopt.train.speed.float8_layers import train_in_float8
 from carbonopt.train.speed.whole_step import WholeStep, whole_step
 from carbonopt.train.tasks.task import Trained, TrialRun
+from carbonopt.train.training_state import TrainingState, UnknownState
 
 if TYPE_CHECKING:
     from carbonopt.train.tasks.trainer_task import TrainerTask
@@ -104,7 +115,7 @@ def _kernels() -> Kernels | None:
 
 
 class TrialCallback(TrainerCallback):
-    """The work between a trial's steps: evaluations, progress, probes and averaging.
+    """The work between a trial's steps: evaluations, progress, probes, averaging, checkpoints.
 
     It stops all ranks if the study says so.
     """
@@ -119,6 +130,10 @@ class TrialCallback(TrainerCallback):
         self._first_step_at = math.inf
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()
         self._average: WeightAverage | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._first_step = 1  # the first step that this attempt makes
+        # the checkpoint whose random numbers the first step has to draw
+        self._draws_as: SavedTraining | None = None
         self.last: EvalPoint | None = None
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -131,8 +146,48 @@ class TrialCallback(TrainerCallback):
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
         self._task.before_training(self._run, self._trainer)
-        self._enter(Phase.TRAIN)
-        self._task.before_steps(self._run, self._trainer, self._speaker)
+        self._checkpoints = self._prepared_checkpoints()
+        saved = None if self._checkpoints is None else self._checkpoints.read()
+        if saved is None:
+            self._enter(Phase.TRAIN)
+            self._task.before_steps(self._run, self._trainer, self._speaker)
+            step = 0
+        else:
+            # done a second time, with the weights of the beginning: counted as training only once
+            self._task.before_steps(self._run, self._trainer, self._speaker)
+            self._restore(saved)
+            self._enter(Phase.TRAIN)
+            step = saved.step
+        self._first_step = step + 1
+        if self._checkpoints is not None:
+            self._checkpoints.begin(step)
+
+    def _prepared_checkpoints(self) -> Checkpoints | None:
+        if (settings := self._run.spec.checkpoints) is None:
+            return None
+        state = None
+        try:
+            state = TrainingState(self._trainer, self._average)
+        except UnknownState as error:
+            unknown = str(error)
+        checkpoints = Checkpoints(settings, self._run, state, self._speaker)
+        if state is None:
+            checkpoints.remark(f"no checkpoints can be written: {unknown}")
+        return checkpoints
+
+    def _restore(self, saved: SavedTraining) -> None:
+        assert self._checkpoints is not None
+        data: Any = self._trainer.train_dataset
+        data.begin_after(saved.step)
+        self._trainer.state.global_step = saved.step
+        self._checkpoints.restore(saved)
+        self._draws_as = saved
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        # Not before the first step: the data loader draws a number when it begins.
+        if self._draws_as is not None and self._checkpoints is not None:
+            self._checkpoints.restore_random(self._draws_as)
+            self._draws_as = None
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -140,7 +195,7 @@ class TrialCallback(TrainerCallback):
         step = state.global_step
         if self._average is not None:
             self._average.update(step)
-        if step == 1:
+        if step == self._first_step:
             self._first_step_ended()
         if self._run.spec.probe_s is not None:
             control.should_training_stop |= self._probed(step, self._run.spec.probe_s)
@@ -161,7 +216,16 @@ class TrialCallback(TrainerCallback):
                 )
         if evaluates:
             control.should_training_stop |= self._evaluated(step)
+        if step < self._run.total_steps and not control.should_training_stop:
+            self._save_if_due(step)
         return control
+
+    def _save_if_due(self, step: int) -> None:
+        if self._checkpoints is None or not self._checkpoints.is_due(step):
+            return
+        self._enter(Phase.SETUP, Stage.SAVING)
+        self._checkpoints.save(step)
+        self._enter(Phase.TRAIN)
 
     def _first_step_ended(self) -> None:
         # otherwise work begun by the first step would be counted with the others
@@ -203,7 +267,7 @@ class TrialCallback(TrainerCallback):
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._spin_throttle.end()
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: Phase, stage: Stage | None = None) -> None:
         """Change the phase.
 
         Every rank's device is idle when the study is told, and until the study lets the trial go
@@ -213,8 +277,8 @@ class TrialCallback(TrainerCallback):
         if phase is Phase.TRAIN:
             self._cores.begin()
         if self._speaker is not None:
-            self._speaker.phase(phase)
-        if phase is Phase.EVAL:
+            self._speaker.phase(phase, stage)
+        if phase is not Phase.TRAIN:
             self._cores.end()
         ranks.together()
 
@@ -262,9 +326,9 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
     on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
     if speaker is not None:
         speaker.stage(Stage.MODEL)
-    settings = deepspeed_config(params, workload, on_gpu, run.prepared.zero_leaves)
+    deepspeed = deepspeed_config(params, workload, on_gpu, run.prepared.zero_leaves)
     if ranks.rank() == 0:
-        write_json(Path(spec.trial_dir) / "ds_config.json", settings)
+        write_json(Path(spec.trial_dir) / "ds_config.json", deepspeed)
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # Kernels stay as Hugging Face has them, deterministic or not: slower ones would change the
@@ -283,26 +347,13 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
         model = models.random_model(kind, config, attention, workload.model.trust_remote_code)
     of_task = task.arguments_class(), task.arguments(params)
     arguments = training_arguments(
-        params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, settings, *of_task
+        params, workload, run.total_steps, spec.seed, on_gpu, spec.trial_dir, deepspeed, *of_task
     )
     if arguments.torch_compile or (on_gpu and params.has_fused_output_layer):
         load_compiler()  # a fork has done so already
     if model is None:
         model = weights.pretrained_model(kind, workload.model, config, attention, spec.seed)
-    if params.has_fused_output_layer:
-        models.fuse_output_layer(
-            model, str(params.output_layer), compiled=on_gpu or arguments.torch_compile
-        )
-    if params.trains_in_float8:
-        train_in_float8(model, str(params.float8))
-    if params.lora_rank:
-        set_seed(spec.seed)
-        model = models.with_lora(
-            kind,
-            model,
-            params.lora_rank,
-            inputs_need_gradients=bool(arguments.gradient_checkpointing) or params.zero_stage == 3,
-        )
+    model = _adapted(model, kind, spec, arguments, compiled=on_gpu or arguments.torch_compile)
     if speaker is not None:
         speaker.stage(Stage.ENGINE)
     trainer = task.trainer(run, model, arguments)
@@ -314,6 +365,30 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
     # cap, budget and interruption kill it from outside.
     assert callback.last is not None or spec.probe_s is not None
     return Trained(callback.last, functools.partial(_save_model, trainer, callback, run.folder))
+
+
+def _adapted(
+    model: Any, kind: ModelKind, spec: TrialSpec, arguments: TrainingArguments, *, compiled: bool
+) -> Any:
+    """Return the model with the output layer, the float8 products and the adapters of a trial.
+
+    Args:
+        compiled: Whether a fused output layer is compiled.
+    """
+    params = spec.params
+    if params.has_fused_output_layer:
+        models.fuse_output_layer(model, str(params.output_layer), compiled=compiled)
+    if params.trains_in_float8:
+        train_in_float8(model, str(params.float8))
+    if params.lora_rank:
+        set_seed(spec.seed)
+        model = models.with_lora(
+            kind,
+            model,
+            params.lora_rank,
+            inputs_need_gradients=bool(arguments.gradient_checkpointing) or params.zero_stage == 3,
+        )
+    return model
 
 
 def _save_model(

@@ -6,10 +6,10 @@ import pytest
 from small_studies import pruned, study, trial
 
 from carbonopt.analysis.batch import batch_effect
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import (
     Durations,
-    EvalPoint,
     Failure,
     QualityResult,
     StopReason,
@@ -21,6 +21,7 @@ from carbonopt.engines.replay import read_table
 from carbonopt.report.document import Figure, Table
 from carbonopt.report.sections.batch_section import section
 from carbonopt.report.study_view import StudyView
+from carbonopt.spec.trial_spec import Prepared
 
 ROOT = Path(__file__).parents[2]
 WHOLE = {"total_steps": 100, "steps_done": 100}
@@ -59,6 +60,25 @@ def test_figures_are_of_an_epoch() -> None:
     )
     assert large.emissions_kg_co2e.median == pytest.approx(expected)
     assert (effect.least_energy, effect.least_duration, effect.least_memory) == (16, 16, 16)
+
+
+def test_examples_that_whole_batches_leave_out_make_no_epoch_cheaper() -> None:
+    """Of 583 examples, an epoch of whole batches of 64 has 576, one of 128 has 512.
+
+    An example costs 5 % more at 128. By the trials' own epochs, 128 took 7 % less.
+    """
+    prepared = Prepared(fingerprint="0", train_examples=583, eval_examples=10, versions={})
+    records = (
+        trial(0, 576e-6, **at(64, epochs=1), total_steps=9),
+        trial(1, 512e-6 * 1.05, **at(128, epochs=1), total_steps=4),
+        trial(2, 64e-6, **at(64, epochs=0.15), total_steps=1),  # of 1.35 steps
+    )
+    effect = batch_effect(study(*records, prepared=prepared))
+    assert effect is not None
+    small, large = effect.batches
+    assert (small.energy_kwh.lowest, small.energy_kwh.highest) == pytest.approx((583e-6, 583e-6))
+    assert large.energy_kwh.median == pytest.approx(583e-6 * 1.05)
+    assert effect.least_energy == 64
 
 
 def test_a_stopped_trial_counts_for_what_it_trained_where_none_completed() -> None:

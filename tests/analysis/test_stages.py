@@ -1,5 +1,6 @@
 """Where the trials' time and energy went, against figures added up by hand."""
 
+import math
 import random
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_shares_add_up_and_keep_their_order():
 
 
 def test_speed_leaves_out_the_first_step_and_says_what_it_took():
-    fast = trial(0, stages=FIRST, steps_done=5, params={"precision": "bf16"})
+    fast = trial(0, stages=FIRST, steps_done=5, params={"precision": "bf16", "world_size": 2})
     slow = trial(1, stages=SECOND, steps_done=80)
     one_step = trial(2, stages={Stage.COMPILE: cost(4, 9)}, steps_done=1)
     gpus = Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=("NVIDIA H100 PCIe", "NVIDIA H200"))
@@ -85,15 +86,29 @@ def test_speed_leaves_out_the_first_step_and_says_what_it_took():
 
 @pytest.mark.parametrize("gpus", [(), ("a GPU",), ("NVIDIA H200", "a GPU")])
 def test_utilisation_is_said_of_known_gpus_only(gpus: tuple[str, ...]):
-    data = study(
-        trial(0, stages=FIRST, steps_done=5, params={"precision": "bf16"}), prepared=PREPARED
-    )
+    params = {"precision": "bf16", "world_size": max(1, len(gpus))}
+    data = study(trial(0, stages=FIRST, steps_done=5, params=params), prepared=PREPARED)
     hardware = Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=gpus)
     data = data.model_copy(
         update={"provenance": data.provenance.model_copy(update={"hardware": hardware})}
     )
     (speed,) = stages(data).speeds
     assert speed.flops_utilisation is None
+
+
+def test_gpus_that_a_trial_leaves_idle_have_no_part_in_its_utilisation():
+    data = study(
+        trial(0, stages=FIRST, steps_done=5, params={"precision": "bf16"}), prepared=PREPARED
+    )
+
+    def utilisation(gpus: int, name: str = "NVIDIA H200") -> float | None:
+        hardware = Hardware(cpu="a CPU", cpu_cores=8, ram_gib=64, gpus=(name,) * gpus)
+        provenance = data.provenance.model_copy(update={"hardware": hardware})
+        (speed,) = stages(data.model_copy(update={"provenance": provenance})).speeds
+        return speed.flops_utilisation
+
+    assert utilisation(1) == utilisation(2) == utilisation(4)
+    assert utilisation(1, "NVIDIA H200 NVL") == pytest.approx(utilisation(1) * 989.4 / 835.5)
 
 
 def test_a_study_that_tells_no_stages_has_no_tables_of_them():
@@ -329,6 +344,16 @@ def test_how_sure_the_limit_is_of_repeated_configurations():
     # once more. Student's t of 2 degrees of freedom at 0.975 is 4.3027; a ratio of means over 2
     # runs each has a margin of t times that.
     assert second.less_interval == pytest.approx((1 - 0.71 * 1.03955, 1 - 0.71 / 1.03955), abs=1e-4)
+    # While seeds are still to come, the figures are those of single runs, and so is the margin.
+    in_doubt = (
+        *records[:2],
+        timed(2, 0, 100, 5.9, repeat_of=0, seed=4),
+        timed(3, 40, 72, 5.9, repeat_of=1, seed=4),
+    )
+    _, second = found_of(*in_doubt, raw={"confirm": {"seeds": 3, "runners_up": 1}}).cheapest
+    single = 1.03955 ** math.sqrt(2)
+    assert second.less_in_the_limit == pytest.approx(0.3)
+    assert second.less_interval == pytest.approx((1 - 0.7 * single, 1 - 0.7 / single), abs=1e-4)
 
 
 def test_charged_as_the_first_of_those_that_compile_the_same():

@@ -1,7 +1,9 @@
 """The expected intensity of coming hours, on made traces whose means are known."""
 
+import itertools
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 
 from carbonopt.carbon.expected_intensity import expected_intensity, hour_of
@@ -30,25 +32,69 @@ def test_a_daily_cycle_goes_on() -> None:
     assert expected(made) == pytest.approx([100 + hour % 24 for hour in range(begin, begin + 25)])
 
 
-def test_weekends_are_expected_as_weekends_were() -> None:
+def test_weekends_are_learnt_from_a_year() -> None:
     def rate(hour: int) -> float:
         return 50.0 if (hour // 24 + 3) % 7 >= 5 else 150.0
 
-    hours = expected(trace(28 * 24, rate), 7 * 24)
-    by_kind = {rate(hour_of(NOW) + after): value for after, value in enumerate(hours)}
-    # 8 weekend days and 20 others in 28, the other kind with a weight of 0.3.
-    assert by_kind[50.0] == pytest.approx((8 * 50 + 0.3 * 20 * 150) / (8 + 0.3 * 20), rel=0.02)
-    assert by_kind[150.0] == pytest.approx((0.3 * 8 * 50 + 20 * 150) / (0.3 * 8 + 20), rel=0.02)
+    def most_wrong(days: int) -> float:
+        hours = enumerate(expected(trace(days * 24, rate), 6 * 24))
+        return max(abs(value - rate(hour_of(NOW) + after)) for after, value in hours)
+
+    assert most_wrong(400) < 5
+    assert most_wrong(28) > 60
 
 
-def test_a_dirty_day_is_carried_on_and_fades() -> None:
+def test_what_follows_a_dirty_hour_is_learnt_from_a_year() -> None:
+    """Each day's level is half of the day before's and something new; the last one is dirty."""
+    noise = np.random.default_rng(0).normal(0.0, 10.0, 500)
+    levels = list(itertools.accumulate(noise, lambda level, new: 0.5 * level + new, initial=0.0))
     last = hour_of(NOW)
-    made = trace(28 * 24, lambda hour: 100.0 + 28 * (hour >= last - 24))
-    hours = expected(made)
-    usual = 100 + 28 / (20 + 0.3 * 8)  # 20 weekdays in 28 days, weekend days with a weight of 0.3
-    assert hours[0] - usual == pytest.approx(0.5 * (128 - usual), rel=1e-6)
-    assert hours[0] > hours[6] > hours[24] > usual
-    assert (hours[12] - usual) / (hours[0] - usual) == pytest.approx(2.718281828**-1, rel=1e-6)
+
+    def rate(hour: int) -> float:
+        days_ago = (last - 1 - hour) // 24
+        return 100.0 + (40.0 if days_ago == 0 else levels[days_ago])
+
+    rates = [rate(hour) for hour in range(last - 28 * 24, last)]
+    usual = sum(rates) / len(rates)
+    follow = expected(trace(450 * 24, rate))[:24]
+    assert sum(follow) / 24 - usual == pytest.approx(0.5 * (140 - usual), abs=4)
+    plain = expected(trace(28 * 24, rate))[:24]
+    assert plain == pytest.approx([usual] * 24)
+
+
+def test_a_year_with_holes_still_corrects_and_too_little_does_not() -> None:
+    def rate(hour: int) -> float | None:
+        return None if hour % 500 == 0 else 100.0 + hour % 24
+
+    rule = "corrected"
+    until = NOW + timedelta(hours=24)
+    assert rule in expected_intensity(trace(400 * 24, rate), NOW, until).rule
+    assert rule not in expected_intensity(trace(100 * 24, rate), NOW, until).rule
+
+
+@pytest.mark.parametrize("zeros", [27, 30, 35])
+@pytest.mark.filterwarnings("error")
+def test_weeks_of_zeros_long_ago_leave_the_expectation_as_it_is(zeros: int) -> None:
+    noise = np.random.default_rng(0).normal(0.0, 20.0, 400 * 24)
+    last = hour_of(NOW)
+
+    def rate(hour: int) -> float:
+        return 400.0 + 50 * np.sin(hour % 24 / 24 * 2 * np.pi) + float(noise[last - 1 - hour])
+
+    def damaged(hour: int) -> float:
+        return 0.0 if 200 * 24 <= last - hour < (200 + zeros) * 24 else rate(hour)
+
+    assert expected(trace(390 * 24, damaged)) == pytest.approx(
+        expected(trace(390 * 24, rate)), rel=0.1
+    )
+
+
+@pytest.mark.parametrize("zeros", [28, 390])
+@pytest.mark.filterwarnings("error")
+def test_zeros_now_are_expected_to_go_on(zeros: int) -> None:
+    last = hour_of(NOW)
+    made = trace(390 * 24, lambda hour: 0.0 if last - hour <= zeros * 24 else 400.0)
+    assert set(expected(made)) == {0.0}
 
 
 def test_a_file_that_ended_long_ago_gives_the_same_weeks_a_year_earlier() -> None:

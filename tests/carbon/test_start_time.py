@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from carbonopt.carbon.expected_intensity import hour_of
-from carbonopt.carbon.start_time import daily_windows, next_start
+from carbonopt.carbon.start_time import cleanest_start, daily_windows
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.schedule_settings import Schedule
 
@@ -41,7 +41,7 @@ def test_no_minute_is_a_cleaner_start_than_the_one_that_is_taken(seed: int) -> N
         for minute in range(60 * span)
         if not windows or any(a <= NOW + minute * MINUTE < b for a, b in windows)
     ]
-    start = next_start(
+    start = cleanest_start(
         NOW,
         lambda hour: rates[hour - begin],
         needed * MINUTE,
@@ -65,7 +65,7 @@ def test_a_smaller_saving_than_asked_for_is_not_waited_for() -> None:
     begin = hour_of(NOW)
 
     def starts(at_least: float) -> datetime:
-        return next_start(
+        return cleanest_start(
             NOW, lambda h: rates[h - begin], HOUR, NOW + 3 * HOUR, at_least_saving=at_least
         ).at
 
@@ -76,7 +76,7 @@ def test_a_smaller_saving_than_asked_for_is_not_waited_for() -> None:
 def test_hours_that_are_not_known_attract_no_work() -> None:
     rates = [200.0, None, 100.0, 300.0]
     begin = hour_of(NOW)
-    start = next_start(NOW, lambda h: rates[h - begin], HOUR, NOW + 4 * HOUR)
+    start = cleanest_start(NOW, lambda h: rates[h - begin], HOUR, NOW + 4 * HOUR)
     assert start.at == NOW + 2 * HOUR and start.saving == pytest.approx(0.5)
 
 

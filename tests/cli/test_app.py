@@ -440,7 +440,7 @@ def test_no_storage_url_shows_its_password(
 
 def test_a_study_has_one_storage(finished: Path, tmp_path: Path) -> None:
     other = f"sqlite:///{tmp_path}/other.db"
-    assert "leave --storage out" in refusal(
+    assert "leave the storage out" in refusal(
         "run", finished.parent / "study.yaml", "--out", finished, "--storage", other
     )
     assert "no such file" in refusal("recommend", tmp_path / "nowhere", "--storage", other)
@@ -466,9 +466,26 @@ def test_a_relative_storage_is_the_same_one_from_everywhere(
     assert within("export", "../here/out", "--format", "jsonl").stdout == trials[here]
     again = ("run", tmp_path / "here.yaml", "--out", here / "out", "--storage", "sqlite:///s.db")
     elsewhere = within(*again)
-    assert elsewhere.returncode == 2 and "leave --storage out" in elsewhere.stderr
+    assert elsewhere.returncode == 2 and "leave the storage out" in elsewhere.stderr
     monkeypatch.chdir(here)
     assert within(*again).returncode == done.returncode
+
+
+@pytest.mark.slow
+def test_a_home_that_the_shell_left_alone_is_no_folder_of_that_name(
+    table: Path, write_study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    write_study(study_over(table)).rename(home / "study.yaml")
+    done = within("run", "~/study.yaml", "--trials", 1, "--out=~/runs/one", HOME=str(home))
+    assert done.returncode in (0, 3), done.stderr
+    assert within("report", "~/runs/one", "--out=~/page", HOME=str(home)).returncode == 0
+    assert (home / "runs/one/study.db").is_file() and (home / "page/index.html").is_file()
+    assert list(here.iterdir()) == []
+    assert "~nobody-of-this-name/x" in refusal("recommend", "~nobody-of-this-name/x")
 
 
 @pytest.mark.parametrize("name", [".lock", "storage.json"])

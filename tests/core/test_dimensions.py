@@ -23,6 +23,7 @@ from carbonopt.core.dimensions import (
 )
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Scalar
+from carbonopt.spec.field_meanings import field_meanings
 from carbonopt.spec.space_settings import Fixed, Space
 
 EACH = pytest.mark.parametrize("name", DIMENSIONS)
@@ -74,6 +75,11 @@ def test_every_field_of_a_configuration_is_a_dimension_of_its_own() -> None:
     assert set(DIMENSION_NAMES) == set(Space.model_fields) == set(DIMENSIONS)
     labels = [dimension.label for dimension in DIMENSIONS.values()]
     assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("name", DIMENSIONS)
+def test_a_docstring_below_its_field_says_what_it_means(name: str) -> None:
+    assert field_meanings(TrialParams).get(name), f"write one below {name} in core/dimensions.py"
 
 
 @EACH

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from carbonopt.core.quality import ACCURACY, PERPLEXITY, QUALITIES, Quality, Target
-from carbonopt.core.trial import EvalPoint
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.quality import (
+    ACCURACY,
+    PERPLEXITY,
+    QUALITIES,
+    REWARD,
+    Quality,
+    Target,
+    quality_of,
+)
 
 EVERY = pytest.mark.parametrize("quality", QUALITIES.values(), ids=QUALITIES.keys())
 PERPLEXITIES, ACCURACIES = st.floats(1.0, 1e300), st.floats(0.0, 1.0)
@@ -119,6 +127,9 @@ def test_what_is_not_finite_is_no_result_but_breaks_no_bound(quality: Quality) -
 def test_what_is_worse_by_a_share() -> None:
     assert PERPLEXITY.relaxed(10.0, 0.01) == pytest.approx(10.1)
     assert ACCURACY.relaxed(0.9, 0.01) == pytest.approx(0.891)
+    # a script's own quality may be negative
+    assert PERPLEXITY.relaxed(-2.0, 0.01) == pytest.approx(-1.98)
+    assert ACCURACY.relaxed(-80.0, 0.01) == pytest.approx(-80.8)
 
 
 @given(OF_EACH, st.floats(0.0, 1.0))
@@ -130,6 +141,15 @@ def test_a_relaxed_value_is_worse_by_that_share(
     relaxed = quality.relaxed(value, share)
     assert quality.rank(relaxed) >= quality.rank(value)
     assert quality.worse_by(relaxed, value) == pytest.approx(share, abs=1e-12)
+
+
+@pytest.mark.parametrize("quality", [REWARD, quality_of("nll", "minimize")])
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
+def test_what_is_worse_is_so_whatever_the_sign_of_the_reference(
+    quality: Quality, value: float, reference: float
+) -> None:
+    worse, is_worse = quality.worse_by(value, reference), quality.rank(value - reference)
+    assert worse == pytest.approx(0.0) or (worse > 0) == (is_worse > 0)
 
 
 # -------------------------------------------------------------------------------------------------------------

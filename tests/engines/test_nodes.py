@@ -5,11 +5,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 from commands import within
+from documents import caveats_of
 from ssh_hosts import SshHosts
 from study.test_resume import ranks, read, wait_for, workers
 
@@ -187,11 +189,11 @@ def test_ranks_are_numbered_over_all_machines() -> None:
     alone = Ranks.alone(2)
     assert of_launcher(alone) == {}
     assert (
-        alone.may_be(Ranks.alone(2))
-        and not alone.may_be(Ranks.alone(3))
-        and not ranks.may_be(alone)
+        alone.can_take_over(Ranks.alone(2))
+        and not alone.can_take_over(Ranks.alone(3))
+        and not ranks.can_take_over(alone)
     )
-    assert not ranks.may_be(ranks.model_copy(update={"port": 4712})), (
+    assert not ranks.can_take_over(ranks.model_copy(update={"port": 4712})), (
         "they wait for each other at that port"
     )
 
@@ -261,6 +263,29 @@ def test_a_killed_command_leaves_nothing_on_its_hosts(
     again.send_signal(signal.SIGINT)
     assert again.wait(60) == 130
     wait_for(lambda: workers(folder) == [] and not agents(ssh_hosts), 2.0)
+
+
+@pytest.mark.slow
+def test_the_time_in_which_a_cut_off_host_left_all_unread_is_said(
+    ssh_hosts: SshHosts, on_hosts: dict, write_study, tmp_path: Path
+) -> None:
+    on_hosts["search"]["space"]["epochs"] = 50
+    folder = tmp_path / "out"
+    command = run(ssh_hosts, write_study(on_hosts), folder)
+    wait_for(
+        lambda: StudyPaths(folder).trial(0).exists() and bool(read(folder).records[0].steps_done)
+    )
+    with ssh_hosts.cut("h2"):
+        cut_s = time.monotonic()
+        said, _ = command.communicate(timeout=120)
+        waited_s = time.monotonic() - cut_s
+    wait_for(lambda: not agents(ssh_hosts), 60)
+    assert command.returncode == 1
+    assert "h2: its agent" in said and "it said nothing" not in said and ".." not in said
+    data = read(folder)
+    (session,) = data.sessions
+    assert 15 < session.unread_s < waited_s + 5
+    assert "machine_lost" in caveats_of(data)
 
 
 def agents(hosts: SshHosts) -> set[str]:

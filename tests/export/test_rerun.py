@@ -154,6 +154,7 @@ def test_without_carbonopt_means_without(one_rank):
     assert "not here" in one_rank.started(sys.executable, "-c", "import carbonopt").stderr
 
 
+@pytest.mark.slow
 def test_deepspeed_settings_made_from_the_record_are_those_that_the_trial_had(one_rank):
     assert winner_files(one_rank.data, recommend(one_rank.data)) == one_rank.files
 

@@ -121,7 +121,9 @@ def test_a_caveat_has_the_same_words_everywhere(
         assert print_recommendation(data)
         assert (words in capsys.readouterr().out) is doubtful
 
-        monkeypatch.setattr(cli, "read_study_folder", lambda *arguments, data=data: (None, data))
+        monkeypatch.setattr(
+            cli, "read_study_folder", lambda *arguments, data=data, **how: (None, data)
+        )
         for target, trusted in (
             (None, not doubtful),
             (4.6, True),

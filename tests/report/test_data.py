@@ -9,8 +9,9 @@ import pyarrow.parquet
 import pytest
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint, Failure, QualityResult, TrialRecord, TrialState
+from carbonopt.core.trial import Failure, QualityResult, TrialRecord, TrialState
 from carbonopt.report.data_files import (
     EVALUATIONS_CSV,
     TRIALS_CSV,

@@ -91,7 +91,7 @@ def test_the_time_within_which_codecarbon_is_deaf_is_its_own(monkeypatch):
 def test_closure_of_the_gpus_and_of_the_whole():
     data = gpu_study(on_gpu(0), outer=1.004)
     shown = shown_of(data)
-    assert [(row["Phase"], row["of it GPUs (kJ)"]) for row in rows_of(shown["by-phase"])] == [
+    assert [(row["Phase"], row["GPUs' part (kJ)"]) for row in rows_of(shown["by-phase"])] == [
         ("preparation, at each start of carbonopt run", "0"),
         ("between trials, and the study beside them", "0.300"),
         ("start-up of trials", "1.00"),
@@ -172,7 +172,7 @@ def test_tables_say_where_interrupted_attempts_are():
         and "not in it" in shown["by-component"]["note"]
     )
     attempts, total = rows_of(shown["by-phase"])[-2:]
-    assert (attempts["of it GPUs (kJ)"], total["of it GPUs (kJ)"]) == ("0.360", "12.2")
+    assert (attempts["GPUs' part (kJ)"], total["GPUs' part (kJ)"]) == ("0.360", "12.2")
     shown = shown_of(gpu_study(on_gpu(0)))
     assert not shown["by-state"].get("note") and not shown["by-component"].get("note")
 
@@ -293,3 +293,32 @@ def test_digits_of_spread_difference_and_uncertainty():
         "± 7.6 %",
         "± 150 %",
     ]
+
+
+def test_time_in_which_no_machine_was_read_is_said() -> None:
+    ledger = study().sessions[0]
+    by_time = {
+        seconds: caveats_of(
+            study(trial(0), sessions=(ledger.model_copy(update={"unread_s": seconds}),))
+        )
+        for seconds in (2.0, 38.0)
+    }
+    assert "machine_lost" not in by_time[2.0]
+    assert "For 38 s," in by_time[38.0]["machine_lost"].text
+
+
+@pytest.mark.parametrize(
+    ("launch", "advice", "not_advised"),
+    [
+        ({"kind": "local", "gpus": [0]}, "launch.workers", "launch.exclusive"),
+        ({"kind": "slurm", "gpus_per_node": 1}, "launch.exclusive", "launch.workers"),
+    ],
+)
+def test_who_counts_a_machine_twice_is_told_what_their_launch_has(
+    launch: dict, advice: str, not_advised: str
+) -> None:
+    own = {"machine_share": 1.0, "duration_s": 60.0, "started_at": "2026-01-01T00:00:00Z"}
+    ledger = study().sessions[0].model_copy(update=own)
+    both = tuple(ledger.model_copy(update={"worker": f"host-{pid}-{pid:08x}"}) for pid in (1, 2))
+    text = caveats_of(study(trial(0), sessions=both, raw={"launch": launch}))["counted_twice"].text
+    assert advice in text and not_advised not in text

@@ -2,69 +2,32 @@
 
 import json
 import math
-import random
+import re
+from xml.etree import ElementTree
 
 import pytest
 from browser import Tab, browser
+from documents import markdown_of
 from facts_by_hand import BATCH, INFLUENCE, REGIONS, RETURNS, comparison
-from small_studies import SAME, evaluation, pruned, study, trial
+from small_studies import SAME, many, pruned, study, trial
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.format import percent_text
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.trial import TrialState
 from carbonopt.report.assemble import whole
-from carbonopt.report.document import Steps
+from carbonopt.report.document import Extract, Paragraph, Steps
+from carbonopt.report.paper.references import measured_with
 from carbonopt.report.render.html import render
 from carbonopt.report.sections.front_section import section
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.writing import write_report
-from carbonopt.spec.study_data import StudyData
 
 EVIL = "<script>alert(1)</script>"
 ROWS = (
     "Array.from(document.querySelectorAll('#all-trials tbody tr'), row =>"
     " row.cells[%d].textContent)"
 )
-
-
-def many(count: int) -> StudyData:
-    """As searches leave them: half of the trials are stopped, some fail, and three seeds of one
-    configuration.
-    """
-    chance = random.Random(0)
-    records: list[TrialRecord] = []
-    for number in range(count):
-        batch, rate, epochs = (
-            chance.choice([16, 32, 64]),
-            10 ** chance.uniform(-4, -2),
-            chance.choice([1, 2, 4]),
-        )
-        params = {"global_batch_size": batch, "learning_rate": rate, "epochs": epochs}
-        kwh = (0.5 + 30 / batch) * epochs * 1e-3 * chance.uniform(0.9, 1.1)
-        perplexity = (
-            4 + abs(math.log10(rate / 1e-3)) + 3 / epochs * chance.uniform(0.9, 1.1) + batch / 200
-        )
-        kind = chance.random() if number > 3 else 1.0
-        if kind < 0.5:
-            records.append(
-                pruned(number, 1.5 * perplexity).model_copy(
-                    update={"emissions_kg_co2e": 0.05 * kwh}
-                )
-            )
-        elif kind < 0.55:
-            changes = {"state": TrialState.INFEASIBLE, "evals": (), "params": params}
-            records.append(trial(number, kwh / 9, None, **changes))
-        elif kind < 0.6:
-            last = evaluation(2 * perplexity, tokens=1)
-            records.append(
-                trial(
-                    number, kwh / 5, None, state=TrialState.DIVERGED, params=params, evals=(last,)
-                )
-            )
-        else:
-            records.append(trial(number, kwh, perplexity, params=params))
-    return study(*records, target=5.8)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +157,7 @@ def test_the_keyboard_reaches_all_controls_from_top_to_bottom(tab, page):
     assert focused[focused.index("value") + 1 :].count("BUTTON") > 5  # on to the columns' heads
 
 
+@pytest.mark.slow
 def test_targets_that_overtake_each_other_leave_no_error(tab, page):
     data, path = page
     tab.open(path)
@@ -476,5 +440,80 @@ def test_names_stay_text(tab, tmp_path):
     tab.open(tmp_path / "index.html")
     assert tab.run("document.querySelectorAll('script').length") == 3
     assert EVIL in tab.run(text_of(".eyebrow"))
-    assert "# %_&$ </script>" in tab.run(text_of("pre"))
+    assert "# %_&$ </script>" in tab.run(text_of("body"))
     assert "dialog" not in json.dumps(tab.events) and quiet(tab)
+
+
+# ------------------------------------------------------------------------------------------------
+# what a reader takes along
+
+BUTTON, SAVES, EXTRACT = "button[data-copies]", "button[data-saves]", "#extract"
+NOTE = text_of(".extract [role=status]")
+HOSTILE = f"</pre></details>{EVIL}\n\t<img src=x onerror=alert(1)> &amp; \\u{{1}} \"' 𝄞\n"
+
+
+def test_a_button_copies_the_sentence_and_what_it_was_measured_with(tab, page):
+    data, path = page
+    tab.open(path)
+    expected = tab.run(text_of(EXTRACT))
+    tab.press_on(BUTTON)
+    assert tab.wait_for(NOTE) == "Copied."
+    assert tab.pasted() == expected
+    text, _, bibtex = expected.partition("\n\n")
+    assert text == tab.run(text_of("blockquote")).replace("\N{NO-BREAK SPACE}", " ")
+    assert bibtex == measured_with(data)
+    assert re.findall(r"@\w+\{([^,]+),", bibtex) == ["carbonopt", "courty2024codecarbon", "nvml"]
+    assert quiet(tab)
+
+
+def test_where_a_page_may_not_copy_the_text_is_selected(tab, page):
+    _, path = page
+    tab.open(path)
+    tab.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    tab.press_on(BUTTON)
+    assert tab.wait_for(NOTE)
+    selected = tab.run("getSelection().toString()")
+    assert selected.split() == tab.run(text_of(EXTRACT)).split() != []
+    assert tab.run(f"document.querySelector('{EXTRACT}').checkVisibility()")
+    assert quiet(tab)
+
+
+def test_the_figure_is_saved_as_an_svg_of_its_own(tab, page, tmp_path):
+    _, path = page
+    tab.open(path)
+    text = tab.saved(SAVES, tmp_path / "figure-pareto.svg")
+    picture = ElementTree.fromstring(text)
+    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+    width, height = (float(picture.attrib[name].removesuffix("pt")) for name in ("width", "height"))
+    assert [0, 0, width, height] == [float(end) for end in picture.attrib["viewBox"].split()]
+    assert not re.search(r"var\(|currentColor", text)
+    assert quiet(tab)
+
+
+@pytest.mark.slow
+def test_hostile_text_is_copied_and_never_run(tab, page, tmp_path):
+    data, _ = page
+    document = whole(StudyView(data))
+    sections = []
+    for part in document.sections:
+        blocks = part.blocks
+        if part.key == "citation":
+            extract = Extract(title=EVIL, text=HOSTILE, picture_name='"><b>', svg="")
+            blocks = (Paragraph(text=EVIL, style="quote", extract=extract),)
+        sections.append(part.model_copy(update={"blocks": blocks}))
+    path = tmp_path / "index.html"
+    path.write_text(render(document.model_copy(update={"sections": tuple(sections)})))
+    tab.open(path)
+    tab.press_on(BUTTON)
+    assert tab.wait_for(NOTE) == "Copied."
+    assert tab.pasted() == HOSTILE
+    assert tab.run(f"document.querySelectorAll('{SAVES}').length") == 0
+    assert quiet(tab)
+
+
+@pytest.mark.slow
+def test_other_formats_have_nothing_of_it(page):
+    data, _ = page
+    document = whole(StudyView(data))
+    assert sum("extract" in part for part in map(str, document.as_json()["sections"])) == 0
+    assert "@misc" not in markdown_of(data)

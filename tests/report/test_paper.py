@@ -18,6 +18,7 @@ from small_studies import (
     REPLAY,
     gpu_study,
     on_gpu,
+    on_two_machines,
     probe,
     pruned,
     reward_study,
@@ -26,11 +27,12 @@ from small_studies import (
 )
 
 from carbonopt import __version__
+from carbonopt.core import format as fmt
 from carbonopt.core.trial import TrialState
 from carbonopt.report.assemble import whole
 from carbonopt.report.document import Document
 from carbonopt.report.paper.paper_files import paper_files
-from carbonopt.report.paper.paper_text import bibliography, methods
+from carbonopt.report.paper.paper_text import bibliography, checklist, methods
 from carbonopt.report.render.latex import _SHOWN, MOST_ROWS, escape, tables
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import Hardware, Intensity, StudyData
@@ -64,6 +66,7 @@ STUDIES: dict[str, StudyData] = {
         raw={"confirm": {"seeds": 3, "runners_up": 2}},
     ),
     "identical trials": study(trial(0), trial(1), trial(2)),
+    "two machines": on_two_machines(),
     "probes": study(
         trial(0), trial(1, 2e-3, 4.0), probes=(probe(0), probe(1, params={"zero_stage": 3}))
     ),
@@ -166,7 +169,8 @@ def test_escaping() -> None:
 
 def test_what_the_study_cant_show_has_no_file() -> None:
     assert set(paper_of("no trials")[0]) == {
-        *("methods.tex", "statement.tex", "references.bib", "main.tex", "table-energy.tex")
+        *("methods.tex", "statement.tex", "checklist.tex", "references.bib", "main.tex"),
+        "table-energy.tex",
     }
     every = set(paper_of("met")[0])
     for name in ("pareto", "batch", "influence", "effects", "returns", "energy"):
@@ -228,6 +232,51 @@ def test_the_text_says_what_the_study_cant_support(name: str) -> None:
         assert said in text
 
 
+def test_the_methods_say_how_the_energy_of_each_component_is_known() -> None:
+    view = StudyView(gpu_study(on_gpu(0), on_gpu(1)))
+    text = " ".join(methods(view, whole(view)).replace("~", " ").split())
+    known = view.data.provenance.energy_source
+    assert len(known) > 1
+    assert all(f"{component.upper()} {how}" in text for component, how in known.items())
+
+
+def answers(data: StudyData) -> dict[str, tuple[str, str]]:
+    """The answer to each question of the checklist, and all that is said of it."""
+    parts = re.split(r"\\paragraph\{(.*?)\.\}", checklist(StudyView(data)))
+    asked = zip(parts[1::2], parts[2::2], strict=True)
+    return {
+        question: (re.search(r"\\answer(\w+)", said)[1], " ".join(said.replace("~", " ").split()))  # type: ignore[index]
+        for question, said in asked
+    }
+
+
+def test_the_checklist_counts_every_run_and_states_the_ledgers_total() -> None:
+    runs = (on_gpu(0, 20e3, perplexity=4.0), on_gpu(1, peak_memory_gib=7.25), pruned(2))
+    data = gpu_study(*runs, probes=(probe(0),))
+    answer, said = answers(data)["Compute resources"]
+    assert answer == "Yes"
+    assert "2 complete, 1 pruned and 1 probe" in said and "at most 7.25 GiB on a rank" in said
+    assert fmt.energy_text(data.spent_kwh()) in said
+    assert "1 min 10 s of one GPU" in said
+    assert "took 36.0 s to 1 min 06 s" in said
+    assert answers(data)["Code and data"][0] == "Yes"
+
+
+def test_the_checklist_says_no_where_no_spread_is_known() -> None:
+    assert answers(STUDIES["one trial"])["Statistical significance"][0] == "No"
+    answer, said = answers(STUDIES["three seeds"])["Statistical significance"]
+    assert answer == "Yes" and "mean of 3 seeds" in said and "with 95 \\% confidence" in said
+
+
+def test_the_checklist_of_a_replay_and_of_no_result_claims_nothing() -> None:
+    assert answers(STUDIES["replay"])["Compute resources"][0] == "NA"
+    unmet = answers(STUDIES["all pruned"])
+    assert unmet["Compute resources"][0] == "Yes"
+    assert unmet["Statistical significance"][0] == unmet["Code and data"][0] == "NA"
+    assert "This is a draft" in checklist(StudyView(study(trial(0), ended=None)))
+    assert "draft: the study" not in checklist(StudyView(study(trial(0))))
+
+
 # Verbs in the imperative, which begin a sentence or follow a colon or semicolon.
 ORDER = re.compile(
     r"(?:^|[.:;] )(allow|raise|run|read|train|lower|set|use|give|repeat)\b", re.IGNORECASE
@@ -243,7 +292,7 @@ def test_a_paper_gives_its_reader_no_orders(name: str) -> None:
             "."
         )
         assert not ORDER.search(caveat.finding), caveat.finding
-    for file in ("methods.tex", "statement.tex"):
+    for file in ("methods.tex", "statement.tex", "checklist.tex"):
         for line in files[file].decode().splitlines():
             assert line.startswith("%") or not ORDER.search(line), line
 

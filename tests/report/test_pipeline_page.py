@@ -7,6 +7,7 @@ from documents import rows_of, tables_of
 from pydantic_core import to_json
 from small_studies import trial
 
+from carbonopt.core.trial import TrialState
 from carbonopt.report.document import Document
 from carbonopt.report.pipeline_report import PipelineView, page
 from carbonopt.report.writing import PIPELINE_NAMES, write_pipeline
@@ -41,6 +42,32 @@ def test_each_step_has_its_share_of_one_run():
     }
 
 
+def test_a_pipeline_whose_excess_is_within_the_noise_may_pay_back():
+    def step(*taken_kwh: float) -> StudyData:
+        taken = [
+            trial(1 + seed, kwh, 5.0, seed=3 + seed, repeat_of=1 if seed else None)
+            for seed, kwh in enumerate(taken_kwh)
+        ]
+        again = [run.model_copy(update={"params": taken[0].params}) for run in taken]
+        return with_start(trial(0, 1e-3, 9.0), *again)  # the start misses the target
+
+    def paid(*taken_kwh: float) -> str:
+        study = step(*taken_kwh)
+        view = view_of(sft=study, dpo=study)
+        assert view.summary.saving_fraction < 0
+        return next(tile.text for tile in page(view).tiles if tile.label == "Pays back after")
+
+    assert paid(1.1e-3, 0.98e-3, 1e-3) == "not known"
+    assert paid(2e-3, 1.98e-3, 2.02e-3) == "never"
+
+
+def test_trials_whose_energy_the_sums_lack_are_named():
+    lost = trial(4, energy_kwh=None, emissions_kg_co2e=None, state=TrialState.FAILED)
+    document = page(view_of(sft=SFT, dpo=with_start(trial(0), lost)))
+    (caveat,) = [one for one in document.caveats if one.key == "unmeasured_trials_of"]
+    assert caveat.numbers == {"study": "dpo", "trials": (4,)}
+
+
 def test_whether_carrying_mattered_is_said():
     better = with_start(trial(0, 6e-3, 5.0), trial(1, 1e-3, 5.0))
     section = next(
@@ -50,7 +77,7 @@ def test_whether_carrying_mattered_is_said():
     )
     assert section.blocks[0].text.startswith("It did: 25 % less CO2e")
     assert [
-        row["÷ the least"]
+        row["Relative to the least"]
         for row in rows_of(
             shown(page(view_of(2, sft=SFT, dpo=DPO, **{"dpo@sft-2": better})))["paths"]
         )

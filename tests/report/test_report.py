@@ -24,6 +24,7 @@ from small_studies import (
     evaluation,
     gpu_study,
     on_gpu,
+    on_two_machines,
     probe,
     pruned,
     reward_study,
@@ -32,8 +33,10 @@ from small_studies import (
 )
 
 from carbonopt.analysis.recommend import recommend
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import percent_text
-from carbonopt.core.trial import Failure, Prediction, StopReason, TrialState
+from carbonopt.core.quality import ACCURACY
+from carbonopt.core.trial import Failure, Prediction, QualityResult, StopReason, TrialState
 from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.render.markdown import escape
 from carbonopt.report.sections.memory_section import section
@@ -66,6 +69,7 @@ ODD_STUDIES = {
         *(trial(number, 0.0, None, state=TrialState.INFEASIBLE, evals=()) for number in (0, 1))
     ),
     "identical trials": study(trial(0), trial(1), trial(2)),
+    "two machines": on_two_machines(),
     "predictions": study(
         trial(
             0, predictions=(Prediction(source="How many?", expected="SELECT 1.50", predicted=""),)
@@ -279,6 +283,37 @@ def test_figures_of_the_answer(tmp_path):
     assert tiles["Pays back after"] == "4 runs"
 
 
+@pytest.mark.parametrize(
+    ("right", "examples", "lowest"),
+    # Wilson's interval: of 12 of 12, 12 ÷ (12 + 1.96²)
+    [(12, 12, 12 / (12 + 1.959964**2)), (396, 399, None), (400, 400, None)],
+)
+def test_few_evaluation_examples_are_a_caveat_where_they_leave_the_target_open(
+    right: int, examples: int, lowest: float | None
+) -> None:
+    reached = QualityResult(
+        name="accuracy", value=right / examples, sum=float(right), count=examples
+    )
+    evals = (EvalPoint.of(ACCURACY, right, examples, step=10, tokens=None),)
+    record = trial(0, perplexity=None, quality=reached, evals=evals, total_steps=10)
+    raw = {
+        "workload": {
+            "task": "classification",
+            "model": {"from_config": {"model_type": "vit"}},
+            "dataset": {"builtin": "digits"},
+        },
+        "target": {"accuracy": 0.9},
+    }
+    prepared = Prepared(fingerprint="f", train_examples=9, eval_examples=examples, versions={})
+    caveats = caveats_of(study(record, prepared=prepared, raw=raw))
+    if lowest is None:
+        assert "few_examples" not in caveats
+    else:
+        numbers = caveats["few_examples"].numbers
+        assert numbers["examples"] == examples
+        assert numbers["lowest"] == pytest.approx(lowest, rel=1e-6)
+
+
 def test_caveats_name_what_applies():
     caveats = caveats_of(ODD_STUDIES["replay"])
     assert {"replay", "few_trials", "running", "single_run", "baseline_not_given"} <= caveats.keys()
@@ -346,7 +381,9 @@ def test_repeats_are_no_other_configurations():
 
 def test_every_caveat_has_a_level_and_a_template_and_the_gravest_come_first():
     for key, (level, template) in TEMPLATES.items():
-        assert level in ("critical", "warning", "note") and template.endswith("."), key
+        assert level in ("critical", "warning", "note") and template.endswith((".", "{advice}")), (
+            key
+        )
     for data in ODD_STUDIES.values():
         levels = [caveat.level for caveat in caveats_of(data).values()]
         assert levels == sorted(levels) and levels
@@ -373,6 +410,30 @@ def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(
         "bf16 without ZeRO is carbonopt/train/speed/fast_step.py's."
         in (tmp_path / "winner" / "training_args.yaml").read_text()
     ) is said
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters", "said"),
+    [
+        ({"world_size": 2, "zero_stage": 1}, 49_000_000, True),
+        ({"world_size": 2, "zero_stage": 1}, 50_000_000, False),
+        ({"world_size": 2, "zero_stage": 3}, 2_000_000, False),
+        ({"world_size": 1, "zero_stage": 1}, 2_000_000, False),
+    ],
+)
+def test_a_small_model_on_several_gpus_under_zero_1_is_said(changes, parameters, said):
+    prepared = Prepared(
+        fingerprint="f",
+        train_examples=1,
+        eval_examples=1,
+        train_tokens=None,
+        eval_tokens=None,
+        vocab_size=None,
+        model_parameters=parameters,
+        versions={},
+    )
+    data = study(trial(0, params=changes)).model_copy(update={"prepared": prepared})
+    assert ("small_on_several_gpus" in caveats_of(data)) is said
 
 
 @pytest.mark.slow

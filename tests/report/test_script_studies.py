@@ -18,9 +18,10 @@ from browser import browser
 from documents import caveats_of, document_of, numbers_of, rows_of, tables_of, written
 from small_studies import BLEU, WER, evaluation, script_run, script_study, study, trial
 
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import number_from
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import Durations, EvalPoint, TrialRecord, TrialState
+from carbonopt.core.trial import Durations, TrialRecord, TrialState
 from carbonopt.report.data_files import TRIALS_PARQUET, data_files
 from carbonopt.report.document import Level
 from carbonopt.report.study_view import StudyView

@@ -10,6 +10,7 @@ from documents import rows_of, tables_of
 from pydantic_core import to_json
 from small_studies import REPLAY, gpu_study, on_gpu, script_run, script_study, study, trial
 
+from carbonopt.core.trial import TrialState
 from carbonopt.report.comparison_report import StudiesView, compared
 from carbonopt.report.document import Document
 from carbonopt.report.study_view import StudyView
@@ -37,7 +38,7 @@ def test_the_headline_compares_the_least_with_the_next():
     headline = document_of(small=SMALL, large=LARGE, largest=study(trial(0, 9e-3))).headline
     assert headline == (
         "small: 75 % less CO2e a run (run-to-run spread not known), at 230 g CO2e/kWh, than large,"
-        " the next"
+        " the next best"
     )
     missed = study(trial(0, perplexity=9.0))
     assert document_of(small=SMALL, missed=missed).headline == "small alone met its target"
@@ -50,7 +51,7 @@ def test_tables_have_each_study_and_the_ratio_of_joules():
     )
     rows = rows_of(tables["recommended"])
     assert [row["Study"] for row in rows] == ["small", "missed", "large"]
-    assert [row["÷ the least"] for row in rows] == ["1.00", "–", "4.00"]
+    assert [row["Relative to the least"] for row in rows] == ["1.00", "–", "4.00"]
     assert (
         rows[1]["Configuration"] == "no trial met the target" and rows[0]["Perplexity"] == "5.000"
     )
@@ -102,6 +103,12 @@ def begun(*moments: str) -> StudyData:
     return study(
         *(trial(number, started_at=f"2026-01-01T{at}+00:00") for number, at in enumerate(moments))
     )
+
+
+def test_trials_whose_energy_a_sum_lacks_are_named():
+    lost = trial(4, energy_kwh=None, emissions_kg_co2e=None, state=TrialState.FAILED)
+    found = numbers_of(here=study(trial(0), lost), there=study(trial(0)))
+    assert found["unmeasured_trials_of"] == {"study": "here", "trials": (4,)}
 
 
 def test_a_copy_of_a_study_is_no_other_study():

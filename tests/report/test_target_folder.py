@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_another_studys_report_is_not_replaced(other, said, met_report):
     (met_report / "winner" / "output").mkdir()
     before = contents(met_report)
-    words = f"{met_report} holds the report of another study {said}; give another --out."
+    words = f"{met_report} holds the report of another study {said}; give another folder."
     with pytest.raises(BadInput, match=f"^{re.escape(words)}$"):
         write_report(other, met_report)
     assert contents(met_report) == before
@@ -118,6 +118,6 @@ def test_a_closed_folder_is_said_before_anything_is_computed(tmp_path, nobody):
         with pytest.raises(BadInput) as refused:
             write_report(MET, folder)
         assert str(refused.value) in {
-            f"the report can't be written to {folder}: {why}; give another --out."
+            f"the report can't be written to {folder}: {why}; give another folder."
             for why in ("permission denied", "read-only file system")
         }

@@ -5,13 +5,14 @@ import math
 import pytest
 from documents import caveats_of, numbers_of
 from scipy.stats import binomtest
-from small_studies import pruned, study, trial
+from small_studies import pruned, reward_study, rewarded, study, trial
 
 from carbonopt.analysis.pruning_audit import audit
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.answers import print_recommendation
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint, Failure, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import Failure, StopReason, TrialRecord, TrialState
 from carbonopt.report.document import Level
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text
 from carbonopt.report.study_view import StudyView
@@ -309,3 +310,17 @@ def test_without_a_curve_the_most_epochs_are_an_end_of_the_space() -> None:
     caveats = caveats_of(missed(curve(0, 5.0, epochs=4), curve(1, 6.0, epochs=2)))
     assert caveats["edge"].numbers["dimension"] == "epochs"
     assert caveats["edge"].numbers["end"] == "highest" and "no_direction" not in caveats
+
+
+def test_a_reward_below_a_target_that_is_not_positive_misses_it() -> None:
+    """Its share of a negative target has the other sign, and it has none of 0."""
+    trials = rewarded(0, (-2.0, {})), rewarded(1, (-1.5, {}))
+    negative = caveats_of(reward_study(*trials, target=-1.0))
+    assert negative["target_missed"].numbers == {"trial": 1, "worse": pytest.approx(0.5)}
+    assert "closest_not_complete" not in negative
+    zero = caveats_of(reward_study(*trials, target=0.0))
+    assert zero["target_of_0_missed"].numbers == {"trial": 1, "value": -1.5, "target": 0.0}
+    near = caveats_of(reward_study(rewarded(0, (-0.995, {})), target=-1.0))
+    assert near["near_target_single_run"].numbers["margin"] == pytest.approx(0.005)
+    far = caveats_of(reward_study(rewarded(0, (-0.5, {})), target=-1.0))
+    assert "near_target_single_run" not in far

@@ -15,14 +15,7 @@ from optuna.distributions import (
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.search.candidates import ENUMERATED, Candidates
 from carbonopt.search.models.features import SpaceEncoder
-from carbonopt.search.observation import (
-    COST_PER_STEP,
-    CURVE,
-    OUT_OF_MEMORY,
-    PEAK_MEMORY_GIB,
-    TOTAL_STEPS,
-    observe,
-)
+from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, observe
 from carbonopt.search.sampler import CarbonSampler
 from carbonopt.search.strategy import Strategy
 from carbonopt.space.search_space import SearchSpace
@@ -206,7 +199,7 @@ def test_what_valid_refuses_is_never_proposed() -> None:
         (TOTAL_STEPS, 10**400),
         (TOTAL_STEPS, -100), (TOTAL_STEPS, 0), (TOTAL_STEPS, "many"), (TOTAL_STEPS, math.inf), (TOTAL_STEPS, math.nan),
         (COST_PER_STEP, -1), (COST_PER_STEP, 0), (COST_PER_STEP, math.nan), (COST_PER_STEP, "x"),
-        (PEAK_MEMORY_GIB, -2), (PEAK_MEMORY_GIB, math.nan), (OUT_OF_MEMORY, "perhaps"),
+        ("peak_memory_gib", -2), ("peak_memory_gib", math.nan), ("out_of_memory", "perhaps"),
     ],
 )  # fmt: skip
 def test_a_user_attribute_that_cannot_be_is_named(name: str, value: object) -> None:

@@ -10,13 +10,7 @@ from optuna.distributions import CategoricalDistribution
 
 from carbonopt.search.models.costs import SettingModel, chance_to_fit
 from carbonopt.search.models.features import SpaceEncoder
-from carbonopt.search.observation import (
-    COST_PER_STEP,
-    CURVE,
-    OUT_OF_MEMORY,
-    PEAK_MEMORY_GIB,
-    TOTAL_STEPS,
-)
+from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS
 from carbonopt.search.sampler import CarbonSampler
 
 DISTRIBUTIONS = {
@@ -194,13 +188,13 @@ def out_of_memory(seed: int, known_capacity_gib: float | None, trials: int = 30)
         }
         if memory_gib(values) > CAPACITY_GIB:
             ended.append(True)
-            trial.set_user_attr(OUT_OF_MEMORY, True)
+            trial.set_user_attr("out_of_memory", True)
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             continue
         total = 4096 * values["epochs"] // values["global_batch_size"]
         trial.set_user_attr(TOTAL_STEPS, total)
         trial.set_user_attr(COST_PER_STEP, step_cost(values))
-        trial.set_user_attr(PEAK_MEMORY_GIB, memory_gib(values))
+        trial.set_user_attr("peak_memory_gib", memory_gib(values))
         trial.set_user_attr(CURVE, [[total // 2, nll(values, 0.5)], [total, nll(values, 1.0)]])
         study.tell(trial, [total * step_cost(values), math.exp(nll(values, 1.0))])
         ended.append(False)

@@ -5,8 +5,8 @@ import itertools
 import pytest
 from small_studies import trial
 
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint
 from carbonopt.search.observation import of_record
 
 

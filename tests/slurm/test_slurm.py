@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from commands import within
 from lasting_trials import lasting
 from slurm.conftest import NODES, Cluster
+from small_studies import study as small_study
 from small_studies import trial
 from sqlalchemy.engine import make_url
 from study.test_resume import read, wait_for, workers
@@ -98,18 +99,33 @@ def test_the_same_study_may_be_asked_for_otherwise(tiny_study: dict) -> None:
     assert identities[0] == identities[1] != identities[2]
 
 
-def test_a_trial_that_no_job_is_long_enough_for_ends_the_study(tiny_study: dict) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "attempt", "others", "ends"),
+    [
+        (800.0, 1, {}, False),
+        (820.0, 1, {}, True),
+        (460.0, 1, {}, False),
+        (460.0, 2, {}, True),
+        (440.0, 2, {}, False),
+        (460.0, 2, {"worker": "job-2"}, False),  # another trial had the job before it
+        (460.0, 2, {"worker": "job-1"}, True),
+    ],
+)
+def test_a_trial_that_no_job_is_long_enough_for_ends_the_study(
+    seconds: float, attempt: int, others: dict, ends: bool, tiny_study: dict
+) -> None:
+    """At once where it had nearly a whole job, and else when it had most of a second one."""
     config = parse_study(
         {**tiny_study, "launch": {"kind": "slurm", "gpus_per_node": 0, "time": 20}}, "here"
     )
     assert (config.launch.warned_s, config.launch.usable_s) == (300, 900)
-    took = lambda seconds: trial(3, duration_s=Durations(train=1, setup=1, eval=1, total=seconds))  # noqa: E731
-    check_job_is_long_enough(took(800.0), config)
-    with pytest.raises(
-        CarbonoptError,
-        match=r"trial 3 was cut off after 820 s, nearly all that a job of 20 min has",
-    ):
-        check_job_is_long_enough(took(820.0), config)
+    took = Durations(train=1, setup=1, eval=1, total=seconds)
+    own = {"worker": "job-2", "started_at": "2026-01-01T02:00:00+00:00", "attempt": attempt}
+    cut = trial(3, duration_s=took, **own)
+    before = trial(2, started_at="2026-01-01T01:00:00+00:00", **others)
+    data = small_study(before, cut)
+    with pytest.raises(CarbonoptError, match=r"trial 3 .* 20 min") if ends else nullcontext():
+        check_job_is_long_enough(cut, None, data, config)
 
 
 def test_a_folder_that_would_end_a_line_of_the_jobs_script_is_refused(
@@ -222,6 +238,11 @@ def test_a_study_survives_what_happens_to_its_jobs(
     assert sum(record.spent_kwh for record in data.records) > spent_kwh
     assert footprint(data).closure == pytest.approx(1.0, abs=0.01)
     assert data.ended is not None
+
+    job = job_of(folder)
+    result = within("run", study, "--out", folder, **cluster.environment)
+    assert result.returncode == again.returncode and "Report: " in result.stdout
+    assert job_of(folder) == job, "a finished study needs no job"
     assert workers(folder) == []
 
 

@@ -128,6 +128,24 @@ def test_float8_is_for_large_models_that_compile() -> None:
         assert "float8" in of(**{**SEVEN_BILLION, **changes}).left_out
 
 
+@pytest.mark.parametrize(
+    ("changes", "has_float8"),
+    [
+        ({"adapts": False, "world_size": 2, "gpu_memory_gib": 140.0}, True),  # ZeRO 0 to 2 fit
+        ({"parameters": 1_315_758_080, "layers": 24, "width": 2048, "adapts": False}, True),
+        ({"parameters": 737_668_096, "layers": 48, "width": 1024, "adapts": False}, False),
+    ],
+    ids=["Llama 7B, all weights", "OPT-1.3B", "T5-large"],
+)
+def test_float8_is_chosen_where_it_was_measured_to_help(changes: dict, has_float8: bool) -> None:
+    """reports/real-sizes.md"""
+    auto = of(**{**SEVEN_BILLION, **changes})
+    assert (auto.space["float8"] is not None) is has_float8
+    if has_float8:
+        assert max(values(auto, "zero_stage")) <= 2
+        assert True in values(auto, "torch_compile")
+
+
 def test_much_data_is_not_read_more_often_than_pays() -> None:
     auto = of(
         train_tokens=8_640_000_000, train_examples=33_750_000

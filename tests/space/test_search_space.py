@@ -213,7 +213,7 @@ def test_a_script_s_user_knows_what_goes_with_what() -> None:
         optimizer=Choices(choices=("adamw", "muon")), decay_ratio=Range(low=0.1, high=0.5)
     )
     assert (
-        SearchSpace(space, 1, False, own=True).rule_broken(
+        SearchSpace(space, 1, False, own_dimensions=True).rule_broken(
             {"optimizer": "muon", "decay_ratio": 0.2}
         )
         is None
@@ -222,7 +222,9 @@ def test_a_script_s_user_knows_what_goes_with_what() -> None:
         BadInput,
         match="allowed: adamw, muon, but got 'sgd'; under another name, such as own_optimizer",
     ):
-        SearchSpace(Space(optimizer=Choices(choices=("sgd", "adamw"))), 1, False, own=True)
+        SearchSpace(
+            Space(optimizer=Choices(choices=("sgd", "adamw"))), 1, False, own_dimensions=True
+        )
 
 
 def test_what_a_dimension_of_ones_own_affects_is_told_of_those_alone() -> None:

@@ -20,3 +20,9 @@ def test_calls_at_once_on_a_machine_count_it_as_often_as_their_shares_say() -> N
     )
     assert counted_at_once([*crew, later, elsewhere, agents]) == {"a": 1.0, "b-c": 1.0}
     assert counted_at_once([*crew, joined]) == {"a": 2.0}
+
+
+def test_calls_one_after_the_other_beside_a_long_one_are_not_at_once() -> None:
+    """Each of them was counted, so that four calls of which two worked at once were four times."""
+    short = [session(f"a-{k}-f", 10 * k, 5, 1.0) for k in (1, 2, 3)]
+    assert counted_at_once([session("a-9-f", 0, 60, 1.0), *short]) == {"a": 2.0}

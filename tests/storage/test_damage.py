@@ -4,8 +4,10 @@ another trial.
 
 import json
 import os
+import re
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +23,9 @@ PARAMS = {
     "learning_rate": 0.5,
     "epochs": 1,
 }
+
+
+EVALUATION = {"step": 100, "tokens": None, "value": 7.0, "sum": None, "count": 1}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,7 @@ def change_record(folder: Path, **fields: object) -> None:
         ("DELETE FROM trials WHERE trial_id = 3", "trial 2 is missing"),
         ("UPDATE trials SET number = 1 WHERE trial_id = 3", "trial 2 is missing"),
         (NEW_RECORD.replace("?", "'null'"), "trial 2 has ended, but has no record"),
-        (NEW_RECORD.replace("?", "'{'"), "JSONDecodeError"),
+        (NEW_RECORD.replace("?", "'{'"), "trial 2: its record can't be read"),
         ("DROP TABLE trial_user_attributes", "trial 0 has ended, but has no record"),
         ("DROP TABLE trial_params", "trial 0 has lost its parameters"),
         ("DROP TABLE trial_values", "trial 0 has lost its values"),
@@ -114,6 +119,11 @@ def test_what_is_gone_is_damage(statement: str, says: str, folder: Path) -> None
             {"quality": {"name": "perplexity", "value": 5.0, "sum": 10.0, "count": 10}},
             "its sum and count make 2.71828",
         ),
+        ({"evals": []}, "trial 2 is complete, but its record has no evals"),
+        ({"evals": [EVALUATION]}, "trial 2: evals: the last value is "),
+        ({"evals": [EVALUATION | {"stap": 1}]}, "trial 2: unknown key evals.0.stap; restore"),
+        ({"evals": 17}, "trial 2: evals: must be a list, but got 17; restore"),
+        ({"total_steps": 99}, "evals: the last step is 100, but total_steps is 99; restore"),
         ({"repeat_of": 99}, "trial 2 repeats trial 99, which is not there"),
         ({"emissions_kg_co2e": 1e-9}, "but its record has 1e-09"),
         ({"params": PARAMS}, ", but its record says "),
@@ -154,14 +164,69 @@ def test_a_file_cut_short_is_named_not_an_option_nobody_gave(
     sentence = refusal("recommend", folder)
     assert f"{folder}/study.db is damaged: " in sentence
     assert says in sentence
-    assert "--storage" not in sentence
+    assert "sqlite:" not in sentence
+
+
+PARTS = ("study_directions", "trials", "study_user_attributes")
+
+
+@pytest.mark.parametrize("kept", [None, "report", *PARTS])
+def test_a_new_study_is_not_begun_over_what_is_left_of_one(
+    kept: str | None, folder: Path, whole: Path
+) -> None:
+    """`kept`: all that is left; None: all but the list of studies."""
+    execute(folder, "DELETE FROM studies")
+    if kept == "report":
+        os.truncate(folder / "study.db", 0)
+    else:
+        shutil.rmtree(folder / "report")
+        for part in {*PARTS} - {kept} if kept else ():
+            execute(folder, f"DELETE FROM {part}")
+    before = trials(folder) if kept != "report" else 0
+    sentence = refusal("run", whole.parent / "study.yaml", "--out", folder)
+    assert "restore" in sentence
+    assert (kept or "study_directions") in sentence
+    assert trials(folder) == before
+
+
+def trials(folder: Path) -> int:
+    with closing(sqlite3.connect(folder / "study.db")) as database:
+        ((count,),) = database.execute("SELECT count(*) FROM trials")
+    return int(count)
+
+
+def change_text(folder: Path, change: Callable[[str], str]) -> None:
+    with closing(sqlite3.connect(folder / "study.db")) as database:
+        ((text,),) = database.execute(RECORD)
+    assert change(text) != text
+    execute(folder, NEW_RECORD, (change(text),))
+
+
+@pytest.mark.parametrize("command", ["recommend", "report"])
+def test_a_key_that_a_record_has_twice_is_damage(command: str, folder: Path) -> None:
+    """Readers of JSON differ in which of them they take."""
+    change_text(folder, lambda text: text.removesuffix("}") + ', "evals": []}')
+    sentence = refusal(command, folder)
+    assert "trial 2: its record can't be read" in sentence
+    assert "'evals' twice; restore it from a copy.\n" in sentence
+
+
+@pytest.mark.parametrize("evals", ['[{"step": 50, "tok]', "[ ]", '[{"stap": 1}]', "[7]"])
+def test_damaged_evaluations_of_a_stopped_trial_are_said(evals: str, folder: Path) -> None:
+    execute(folder, "UPDATE trials SET state = 'PRUNED' WHERE trial_id = 3")
+    change_record(folder, state="pruned", stop_reason="target")
+    change_text(folder, lambda text: re.sub(r'"evals": \[[^\]]*\]', f'"evals": {evals}', text))
+    sentence = refusal("recommend", folder, "--target", "1.5")  # which no trial meets
+    assert "trial 2" in sentence and "evals" in sentence
+    assert sentence.endswith("; restore it from a copy.\n")
+    assert "no key is known" not in sentence
 
 
 def test_a_folder_holds_one_study(folder: Path, whole: Path) -> None:
     study = json.loads((whole.parent / "study.yaml").read_text()) | {"name": "another"}
     (whole.parent / "another.yaml").write_text(json.dumps(study))
     sentence = refusal("run", whole.parent / "another.yaml", "--out", folder)
-    assert "holds the study 'whole'; give 'another' a folder of its own: --out DIR" in sentence
+    assert "holds the study 'whole'; give 'another' a folder of its own." in sentence
     assert within("recommend", folder).returncode == 0, "nothing was added to it"
 
 

@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from carbonopt.core.errors import StudyInterrupted
 from carbonopt.storage import locked_storage
-from carbonopt.storage.locked_storage import Patience, StorageHeld, unless_held
+from carbonopt.storage.locked_storage import Patience, StorageHeld, without_waiting
 from carbonopt.storage.url import connect
 from carbonopt.study import run_study
 
@@ -77,7 +77,7 @@ def test_what_can_be_stored_later_is_left(finished: Path) -> None:
     (study,) = storage.get_all_studies()
     with viewer(finished / "study.db", 60):
         began_s = time.monotonic()
-        with unless_held():
+        with without_waiting():
             storage.set_study_user_attr(study._study_id, "mine", 1)
         assert time.monotonic() - began_s < 5
     assert "mine" not in storage.get_study_user_attrs(study._study_id)
@@ -88,7 +88,9 @@ def test_readers_wait_for_a_while_and_say_who_holds_it(
     command: str, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        locked_storage.Patience.__init__, "__defaults__", (0.5, lambda text: None, lambda: False)
+        locked_storage.Patience.__init__,
+        "__defaults__",
+        (0.5, lambda text: None, lambda: False, lambda text: None),
     )
     with viewer(finished / "study.db", 60) as pid:
         done = within(command, finished)
@@ -121,7 +123,7 @@ def test_a_study_that_gives_up_is_kept_and_goes_on(
 
 
 def test_who_waits_can_be_interrupted(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locked_storage, "_INTERRUPTED_S", 0.3)
+    monkeypatch.setattr(locked_storage, "INTERRUPTED_S", 0.3)
     storage = connect(
         f"sqlite:///{finished}/study.db", patience=Patience(60, interrupted=lambda: True)
     )
@@ -166,7 +168,7 @@ def test_a_trial_goes_on_while_the_storage_is_held(
 
 
 def test_ctrl_c_ends_a_study_that_waits(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locked_storage, "_INTERRUPTED_S", 0.3)
+    monkeypatch.setattr(locked_storage, "INTERRUPTED_S", 0.3)
     with viewer(finished / "study.db", 60):
         timer = threading.Timer(3, lambda: signal.raise_signal(signal.SIGTERM))
         timer.start()

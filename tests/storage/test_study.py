@@ -20,8 +20,9 @@ from small_studies import probe
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY, Target
-from carbonopt.core.trial import EvalPoint, QualityResult, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.search.strategy import Strategy
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.study_data import StudyData

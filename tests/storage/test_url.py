@@ -29,7 +29,7 @@ def test_a_full_disk_is_not_called_an_option_of_the_user(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = str(refused.value)
-    assert f"{tmp_path}/study.db" in said and "free space" in said and "--storage" not in said
+    assert f"{tmp_path}/study.db" in said and "free space" in said and "sqlite:" not in said
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ import psutil
 import pytest
 from commands import within
 from lasting_trials import lasting
-from optuna.storages import RDBStorage
 from storage.test_study import ran
 from study.test_resume import read, training_in, wait_for, workers
 
@@ -173,7 +172,7 @@ def test_a_worker_elsewhere_is_dead_when_it_is_not_heard(rival: Callable[..., Ri
 
 def test_what_a_worker_was_storing_when_it_lost_the_study_is_not_stored(url: str) -> None:
     """Just heard, so that it has no reason to ask: it was stopped between asking and storing."""
-    storage, another = RDBStorage(url), RDBStorage(url)
+    storage, another = connect(url), connect(url)
     study = optuna.create_study(storage=storage, study_name="the study")
     trial = study.ask()
     with leased(storage, "the study") as lease:
@@ -377,20 +376,12 @@ def check_shared(folder: Path, url: str, trials: int, kills: int = 0) -> StudyDa
     return data
 
 
-@pytest.fixture
-def wide_study(replay_study: dict) -> dict:
-    """Of 27 configurations that a replay has."""
-    replay_study["search"] |= {"sampler": "random", "pruning": {"target": False, "cap": False}}
-    replay_study["budget"] = {"trials": 25}
-    return replay_study
-
-
 @pytest.mark.slow
 def test_workers_share_a_study_whenever_one_dies(
-    url: str, wide_study: dict, write_study, tmp_path: Path
+    url: str, wide_replay: dict, write_study, tmp_path: Path
 ) -> None:
     """Also in their turn."""
-    study, folder, chance = write_study(wide_study), tmp_path / "shared", random.Random(0)
+    study, folder, chance = write_study(wide_replay), tmp_path / "shared", random.Random(0)
 
     @contextmanager
     def shared() -> Iterator[list[subprocess.Popen]]:
@@ -423,9 +414,9 @@ def test_workers_share_a_study_whenever_one_dies(
 
 
 def test_a_worker_joins_nothing_that_has_not_begun(
-    wide_study: dict, write_study, tmp_path: Path
+    wide_replay: dict, write_study, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'none.db'}"
-    refused = done(write_study(wide_study), tmp_path / "shared", url, "--worker")
+    refused = done(write_study(wide_replay), tmp_path / "shared", url, "--worker")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert not (tmp_path / "shared").exists() and not (tmp_path / "none.db").exists()

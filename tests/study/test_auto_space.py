@@ -3,6 +3,7 @@ nothing can be chosen.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from carbonopt.report.study_view import StudyView
 from carbonopt.space.auto_space import choose
 from carbonopt.spec.auto_facts import known_facts
 from carbonopt.spec.space_settings import Range, Space, UnchosenSpace
+from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
@@ -127,7 +129,8 @@ def test_before_the_preparation_the_space_is_not_the_studys(auto_study: dict) ->
     checked = check(config)
     assert not checked.is_settled
     assert checked.auto == choose(known_facts(config.workload, 1, on_gpu=False))
-    settled = checked.settled(checked.auto)
+    given = {"fingerprint": "f", "train_examples": 1, "eval_examples": 1, "versions": {}}
+    settled = checked.settled(Prepared(**given, auto=checked.auto))
     assert settled.is_settled
     assert settled.config.search.start == settled.start == checked.auto.start
 
@@ -148,3 +151,29 @@ def test_what_a_model_cannot_have_is_found() -> None:
     assert lacking(task, GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=64), space) == {}
     llama = lacking(task, LlamaConfig(**small, intermediate_size=32), space)
     assert llama.keys() <= {"dropout"}
+
+
+def test_float8_is_chosen_only_where_torchao_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = {
+        "task": "causal_lm",
+        "model": {"from_config": {"model_type": "llama"}},
+        "tokenizer": {"kind": "byte"},
+        "dataset": {"builtin": "python-docs"},
+        "sequence_length": 16,
+    }
+    wide = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 1}
+    space = Space.model_validate({"float8": {"choices": ["none", "tensorwise"]}})
+    task, config = task_for(workload), LlamaConfig(**wide, num_attention_heads=32)
+    assert lacking(task, config, space) == {}
+    monkeypatch.setitem(sys.modules, "torchao", None)  # as if it were not installed
+    assert lacking(task, config, space).keys() == {"float8"}
+    large = {"parameters": 6_738_415_616, "layers": 32, "width": 4096, "vocab_size": 32_000}
+    facts = known_facts(task.workload, 1, on_gpu=True).model_copy(
+        update=large
+        | {"train_tokens": 10**7, "train_examples": 20_000, "gpu_memory_gib": 141.0}
+        | {"has_float8": True, "pretrained": True}
+    )
+    assert choose(facts).space["float8"] is not None
+    without = choose(facts.model_copy(update={"lacking": lacking(task, config, space)}))
+    assert without.space["float8"] is None
+    assert "torchao" in without.left_out["float8"]

@@ -16,7 +16,11 @@ def failing(number: int, failure: Failure = HERE):
 def test_it_ends_after_three_that_fail_in_the_same_way() -> None:
     three = study(probes=(failing(0), failing(1), failing(2)))
     ended = str(always_the_same_failure(three))
-    assert "all 3 probes and trials" in ended and "(no backend here)" in ended and "--out" in ended
+    assert (
+        "all 3 probes and trials" in ended
+        and "(no backend here)" in ended
+        and "another folder" in ended
+    )
     mixed = study(
         trial(0, perplexity=None, **FAILED, failure=HERE), probes=(failing(0), failing(1))
     )

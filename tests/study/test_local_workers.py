@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -150,7 +151,7 @@ def test_a_crew_whose_member_dies_goes_on_and_loses_nothing(
     member.kill()
     _, errors = command.communicate(timeout=240)
     assert command.returncode in (0, 3), errors
-    assert "the worker in slot 1 ended with code -9; the others go on" in errors
+    assert "local worker 1 ended with code -9; the others go on" in errors
     assert [f"trial   {number}  complete" in errors for number in range(3)] == [True] * 3, errors
     check_complete(folder, 3)
     data = read(folder)
@@ -172,3 +173,19 @@ def test_slots_need_cores(wide_study: dict, write_study, tmp_path: Path) -> None
             f"each of 64 trials side by side needs a core, but this command may use {cores}"
             in errors
         )
+
+
+def test_a_fork_whose_output_is_closed_never_goes_on_with_the_commands_work() -> None:
+    program = """
+import sys, time
+from carbonopt.study.local_workers import forked_workers
+with forked_workers(2, lambda worker: sys.stdout.close()) as others:
+    others.begin()
+    while others.is_working:
+        time.sleep(0.01)
+        for ended in others.ended():
+            pass
+print("the command")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the command\n", "")

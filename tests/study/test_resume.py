@@ -2,7 +2,6 @@
 behind.
 """
 
-import functools
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import within
+from running_studies import ranks, read, start, wait_for, workers
 from small_studies import study as small_study
 from small_studies import trial
 
@@ -25,56 +25,10 @@ from carbonopt.cli.display import not_ended
 from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import PlannedStart
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study_storage import StudyStorage
-from carbonopt.storage.url import connect, storage_url
 from carbonopt.study.input_files import check_unchanged, input_files, with_sha256
 from carbonopt.study.study_file import parse_study
-
-# Tests that wait for something read a study ten times a second, and connecting takes ten times as
-# long as reading.
-connected = functools.lru_cache(maxsize=4)(connect)
-
-
-def read(folder: Path):
-    paths = StudyPaths(folder)
-    return StudyStorage.of_folder(connected(storage_url(paths, None)), paths).read()
-
-
-def start(study: Path, folder: Path, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "carbonopt", "run", str(study), "--out", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, **environment},
-    )
-
-
-def workers(folder: Path) -> list[int]:
-    """Processes that work for the study of this folder, its command not counted."""
-    pids = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        command = " ".join(process.info["cmdline"] or [])
-        if (
-            str(folder) in command
-            and "carbonopt run" not in command
-            and process.info["status"] != psutil.STATUS_ZOMBIE
-        ):
-            pids.append(process.pid)
-    return pids
-
-
-def ranks(folder: Path) -> list[int]:
-    return [pid for pid in workers(folder) if psutil.Process(pid).name().startswith("rank ")]
-
-
-def wait_for(condition, limit_s: float = 120.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def training_in(folder: Path, number: int) -> bool:
@@ -418,10 +372,16 @@ def test_reading_large_files_can_be_interrupted(of_folder: StudyConfig) -> None:
 # what is left to do
 
 
-def left(*numbers: int, running: bool = False, confirm: bool = False, **repeat: object) -> str:
+def left(
+    *numbers: int,
+    running: bool = False,
+    confirm: bool = False,
+    planned: PlannedStart | None = None,
+    **repeat: object,
+) -> str:
     raw = {"confirm": {"seeds": 2, "runners_up": 0}} if confirm else {}
     repeats = [trial(len(numbers), **repeat)] if repeat else []
-    data = small_study(*map(trial, numbers), *repeats, ended=None, raw=raw)
+    data = small_study(*map(trial, numbers), *repeats, ended=None, raw=raw, planned_start=planned)
     return not_ended(data, recommend(data), running)
 
 
@@ -451,3 +411,19 @@ def test_an_answer_says_what_its_study_has_still_to_do() -> None:
     assert left(0, 1, 2, 3, 4, confirm=True, **stopped) == whole, (
         "an interrupted repeat is run again"
     )
+
+
+def test_an_answer_says_when_a_waiting_study_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        planned = PlannedStart(
+            at="2026-12-01T22:00:00+00:00",
+            finish_by="2026-12-02T09:00+01:00",
+            expected_saving=0.2,
+            rule="",
+        )
+        assert "2026-12-02 03:30+05:30" in left(0, running=True, planned=planned)
+    finally:
+        monkeypatch.undo()
+        time.tzset()

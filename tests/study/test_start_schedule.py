@@ -12,12 +12,13 @@ from small_studies import study, trial
 from study.test_resume import go_on, read, start, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
+from carbonopt.analysis.remaining import mean_duration, remaining_time
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import Durations
-from carbonopt.spec.search_settings import Budget
+from carbonopt.core.trial import Durations, TrialState
+from carbonopt.spec.search_settings import Budget, Confirm
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import CarbonTrace, SessionLedger, Wait, wall_clock_s
-from carbonopt.study.start_schedule import StartSchedule, check_schedule, remaining_time
+from carbonopt.study.start_schedule import StartSchedule, check_schedule
 from carbonopt.study.study_checks import CheckedStudy, check
 from carbonopt.study.study_file import parse_study
 
@@ -47,7 +48,7 @@ def checked(tiny_study: dict, forecast: CarbonTrace | None = None, **schedule) -
 
 def planned(of: CheckedStudy, records=(), now=NOW, first_call=NOW, waits=False, hours=4.0):
     said: list[str] = []
-    plan = StartSchedule(of, first_call, said.append).next_start(
+    plan = StartSchedule(of, first_call, said.append).plan(
         study(*records).records, None if hours is None else hours * HOUR, now, waits=waits
     )
     return None if plan is None else datetime.fromisoformat(plan.at), said
@@ -110,12 +111,25 @@ def test_a_deadline_that_comes_too_soon_is_answered_with_the_earliest(
     assert f"the earliest possible is {earliest}" in str(refused.value)
 
 
+@pytest.mark.parametrize("late", ["2027-06-04T18:01+00:00", "2999-12-31T23:59:59+00:00"])
+@pytest.mark.parametrize("hours", [[], ["20:00-22:00"]])
+def test_a_deadline_is_at_most_366_days_away(late: str, hours: list, tiny_study: dict) -> None:
+    of = checked(tiny_study, trace(), finish_by=late, hours=hours, time_zone="Europe/Berlin")
+    with pytest.raises(BadInput, match="the latest possible is 366 days later, 2027-06-04T18:00"):
+        check_schedule(of, NOW)
+    check_schedule(checked(tiny_study, finish_by="2027-06-04T18:00+00:00"), NOW)
+
+
 @pytest.mark.parametrize(
     ("schedule", "found"),
     [
         ({"finish_by": "2026-06-04T09:00"}, "2026-06-04T09:00"),
         ({"finish_by": "24h"}, "24h"),
         ({"finish_by": "+0h"}, r"\+0h"),
+        ({"finish_by": "9999-12-31T23:59:59+00:00"}, "9999"),
+        ({"finish_by": "9999-12-31T23:59:59-12:00"}, "9999"),
+        ({"finish_by": "9999-12-31T23:59:59"}, "9999"),
+        ({"finish_by": "0001-01-01T00:00+14:00"}, "0001"),
         ({"finish_by": "+24h", "hours": ["18-9"], "time_zone": "UTC"}, "18-9"),
         ({"finish_by": "+24h", "hours": ["09:00-09:00"], "time_zone": "UTC"}, "09:00-09:00"),
         ({"finish_by": "+24h", "hours": ["18:00-09:00"]}, "time_zone"),
@@ -142,9 +156,17 @@ def test_a_replay_has_no_hours_to_wait_for(replay_study: dict) -> None:
         parse_study({**replay_study, "schedule": {"finish_by": "+24h"}}, "study.yaml")
 
 
-def remaining_s(budget: dict, records=(), used_hours=0.0, used_kwh=0.0, workers=1) -> float | None:
+def remaining_s(
+    budget: dict,
+    records=(),
+    used_hours=0.0,
+    used_kwh=0.0,
+    workers=1,
+    confirm: Confirm | None = None,
+) -> float | None:
     data = study(*records)
-    config: StudyConfig = data.config.model_copy(update={"budget": Budget(**budget)})
+    update = {"budget": Budget(**budget), "confirm": confirm}
+    config: StudyConfig = data.config.model_copy(update=update)
     left = remaining_time(config, data, used_hours, used_kwh, used_kwh * 0.3, workers)
     return None if left is None else left.total_seconds()
 
@@ -158,6 +180,27 @@ def test_what_is_left_is_the_least_that_a_limit_leaves() -> None:
     assert remaining_s({"trials": 10}, two, workers=2) == 400
     assert remaining_s({"trials": 10, "hours": 2}, two, used_hours=1.9) == pytest.approx(360)
     assert remaining_s({"trials": 10, "energy_kwh": 3}, two, used_kwh=1.0) == pytest.approx(400)
+
+
+def test_a_trial_that_has_just_begun_makes_no_pace_and_is_still_to_do() -> None:
+    lasts = {"duration_s": Durations(train=80, setup=10, eval=10, total=100)}
+    just_begun = {
+        "state": TrialState.RUNNING,
+        "duration_s": Durations(train=5, setup=0, eval=0, total=5),
+    }
+    records = [trial(0, 1.0, **lasts), trial(1, 1.0, **just_begun)]
+    assert remaining_s({"trials": 10}, records) == 900
+    assert mean_duration(tuple(records)) == timedelta(seconds=100)
+
+
+def test_what_is_left_has_the_repeats_of_the_baseline_too() -> None:
+    lasts = {"duration_s": Durations(train=80, setup=10, eval=10, total=100)}
+    ran = [trial(0, 1.0, **lasts), trial(1, 1.0, repeat_of=0, **lasts)]
+    confirm = Confirm(seeds=3, runners_up=1)
+    # 9 trials of the search and 2 × 2 repeats are left, less the one that ran
+    assert remaining_s({"trials": 10}, ran, confirm=confirm) == 1200
+    with_baseline = Confirm(seeds=3, runners_up=1, baseline=True)
+    assert remaining_s({"trials": 10}, ran, confirm=with_baseline) == 1400
 
 
 def test_a_wait_is_no_working_time() -> None:

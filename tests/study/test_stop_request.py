@@ -4,7 +4,9 @@ before.
 
 import os
 import signal
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -64,3 +66,38 @@ def test_what_nohup_has_started_goes_on_when_the_terminal_is_closed() -> None:
             assert not wish()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_is_asked_by_a_function_and_leaves_signals_alone() -> None:
+    asked, said = threading.Event(), list[bool]()
+
+    def work() -> None:
+        with interruptible(asked.is_set) as wish:
+            said.append(wish())
+            asked.set()
+            said.append(wish())
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert said == [False, True]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("ends", [StudyInterrupted, ValueError, None])
+def test_a_part_of_a_program_passes_the_signal_on_at_its_end(ends: type | None) -> None:
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with suppress(StudyInterrupted, ValueError), interruptible(passes_on=True) as wish:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert wish() and heard == []
+            if ends is not None:
+                raise ends("over")
+        assert heard == [signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt), interruptible(passes_on=True) as wish:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert wish()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -92,6 +92,17 @@ def test_what_python_studies_trackers_and_caches_write_is_no_input(tmp_path: Pat
     ]
 
 
+def test_an_environments_python_is_no_input(tmp_path: Path) -> None:
+    for venv in ("venv", "far/venv"):
+        (tmp_path / venv / "bin").mkdir(parents=True)
+        (tmp_path / venv / "pyvenv.cfg").write_text("home = /usr/bin\n")
+        for program in ("python", "tool"):
+            (tmp_path / venv / "bin" / program).write_bytes(b"\x7fELF")
+    config = study_of(tmp_path, f"{tmp_path}/venv/bin/python train.py {{learning_rate}}")
+    (tmp_path / "train.py").write_text("print('far/venv/bin/tool')\n")
+    assert names(input_files(config), tmp_path) == ["train.py"]
+
+
 def test_a_folder_is_read_through_links_once(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "far/rows.csv").write_text("1")

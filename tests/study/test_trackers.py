@@ -8,37 +8,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tracked_studies import POINTS, record, spec, study
 
-from carbonopt.core.dimensions import TrialParams
-from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import (
-    Durations,
-    Energy,
-    EvalPoint,
-    QualityResult,
-    TrialRecord,
-    TrialState,
-)
-from carbonopt.spec.study_config import StudyConfig
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study import trackers
-from carbonopt.study.study_file import parse_study
 from carbonopt.study.trackers import Trackers, open_trackers
+from carbonopt.study.trackers.tracker import Tracker
 
 ROOT = Path(__file__).resolve().parents[2]
-PARAMS = TrialParams(
-    global_batch_size=16,
-    micro_batch_size_per_gpu=8,
-    learning_rate=1e-3,
-    epochs=2,
-    torch_compile=True,
-)
-POINTS = [
-    EvalPoint.of(PERPLEXITY, 400.0 - 10 * i, 100, step=10 * i, tokens=1000 * i).model_copy(
-        update={"train_energy_kwh": 1e-6 * i}
-    )
-    for i in (1, 2, 3)
-]
 
 
 @pytest.fixture(autouse=True)
@@ -47,49 +26,12 @@ def own_home(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    # For the processes that tests start.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("WANDB_API_KEY", "NETRC", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     return home
-
-
-def study(**track) -> StudyConfig:
-    raw = {
-        "name": "tracked",
-        "target": {"perplexity": 40.0},
-        "search": {"space": {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 2}},
-        "budget": {"trials": 2},
-        "carbon": {"intensity_g_co2e_per_kwh": 100},
-        "launch": {"kind": "replay", "table": "table.jsonl"},
-        "track": track,
-    }
-    return parse_study(raw, "test")
-
-
-def spec(number: int) -> TrialSpec:
-    return TrialSpec(
-        number=number,
-        attempt=1,
-        seed=0,
-        params=PARAMS,
-        workload={},
-        prepared_dir="/none",
-        trial_dir="/none",
-    )
-
-
-def record(number: int, state: TrialState = TrialState.COMPLETE) -> TrialRecord:
-    return TrialRecord(
-        trial=number,
-        state=state,
-        seed=0,
-        params=PARAMS,
-        quality=QualityResult(name=PERPLEXITY.name, value=POINTS[-1].value),
-        emissions_kg_co2e=3e-7,
-        energy_kwh=Energy(train=3e-6, setup=1e-6, eval=1e-6, total=5e-6),
-        duration_s=Durations(train=3, setup=1, eval=1, total=5),
-        evals=tuple(POINTS),
-    )
 
 
 def run_trial(tracked: Trackers, number: int, state: TrialState = TrialState.COMPLETE) -> None:
@@ -172,9 +114,11 @@ def test_no_tracker_is_imported_or_started_before_the_first_trial(tmp_path):
     script = (
         "import sys, threading\nfrom pathlib import Path\nfrom tests.study.test_trackers import"
         " study\nfrom carbonopt.study.trackers import open_trackers\ntracked ="
-        f" open_trackers(study(wandb={{}}, tensorboard=True), Path({str(tmp_path)!r}) / 'track',"
-        " print)\ntracked.close()\nprint(threading.active_count(), sorted({'wandb',"
-        " 'tensorboard', 'torch'} & set(sys.modules)))\n"
+        " open_trackers(study(wandb={}, tensorboard=True, trackio={'project': 'p'},"
+        " mlflow={'uri': 'http://127.0.0.1:9', 'experiment': 'e'}),"
+        f" Path({str(tmp_path)!r}) / 'track', print)\n"
+        "tracked.close()\nprint(threading.active_count(), sorted({'wandb', 'tensorboard',"
+        " 'mlflow', 'trackio', 'torch'} & set(sys.modules)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
@@ -234,7 +178,7 @@ def test_online_without_a_key_goes_offline_and_says_so(tmp_path, own_home):
     open_trackers(study(wandb={"mode": "online"}), tmp_path / "track", pytest.fail).close()
 
 
-class Stuck:
+class Stuck(Tracker):
     """A tracker that never returns from its first call, as one does whose server is gone."""
 
     name = "stuck"
@@ -276,6 +220,56 @@ def test_a_hanging_tracker_delays_neither_trials_nor_the_end(monkeypatch):
     assert "did not finish within 0.3 s" in warnings[1]
     assert "messages to them were left out" in warnings[2]
     assert len(warnings) == 3
+
+
+class Failing(Tracker):
+    """A tracker that can be neither closed nor abandoned."""
+
+    name = "failing"
+    abandoned = 0
+
+    def close(self) -> None:
+        raise RuntimeError("can't close")
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+        raise RuntimeError("can't be abandoned")
+
+
+class Closed(Tracker):
+    name = "closed"
+    calls: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        self.calls += ("close",)
+
+    def abandon(self) -> None:
+        self.calls += ("abandon",)
+
+
+def test_a_tracker_that_cannot_be_closed_is_abandoned_and_no_other():
+    closed, failing = Closed(), Failing()
+    warnings: list[str] = []
+    tracked = Trackers({"failing": lambda: failing, "closed": lambda: closed}, warnings.append)
+    run_trial(tracked, 0)
+    tracked.close()
+    assert (failing.abandoned, closed.calls) == (1, ("close",))
+    assert ["can't close" in text for text in warnings] == [True, False]
+
+
+def test_a_tracker_that_hangs_when_it_is_closed_is_abandoned_and_no_other(monkeypatch):
+    monkeypatch.setattr(trackers, "_CLOSE_S", 0.3)
+    closed, stuck, failing = Closed(), Stuck(), Failing()
+    monkeypatch.setattr(stuck, "trial_started", lambda spec: None)
+    monkeypatch.setattr(stuck, "close", lambda: stuck.released.wait(60))
+    warnings: list[str] = []
+    openers = {"closed": lambda: closed, "stuck": lambda: stuck, "failing": lambda: failing}
+    tracked = Trackers(openers, warnings.append)
+    run_trial(tracked, 0)
+    tracked.close()
+    assert (closed.calls, stuck.abandoned, failing.abandoned) == (("close",), True, 1)
+    assert len(warnings) == 2 and "can't be abandoned" in warnings[1]
+    stuck.released.set()
 
 
 @pytest.mark.slow

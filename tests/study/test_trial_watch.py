@@ -7,52 +7,18 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from speaking_trials import SPEAKING, JoulePerPhase
 
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import (
-    EvalPoint,
-    Forecast,
-    Kernels,
-    Phase,
-    StopReason,
-    TrialRecord,
-    TrialState,
-)
+from carbonopt.core.trial import Forecast, Kernels, Phase, StopReason, TrialRecord, TrialState
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import exceeds_cap
 from carbonopt.search.models.line import straight_line_loss
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
-
-SPEAKING = """
-import json, math, os, socket, sys, time
-connection = socket.socket(fileno=int(os.environ["CARBONOPT_CHANNEL_FD"]))
-lines = connection.makefile("rb")
-def say(event, **fields):
-    connection.sendall(json.dumps({"event": event, **fields}).encode() + b"\\n")
-def ask(event, **fields):
-    say(event, **fields)
-    return json.loads(lines.readline())["stop"]
-def evaluated(step, nll, total=100, **more):
-    ask("PhaseChanged", phase="eval")
-    value = None if nll is None else math.exp(nll)
-    point = {"step": step, "tokens": step, "value": value, "sum": nll, "count": 1}
-    stop = ask("Evaluated", point=point, total_steps=total, **more)
-    if stop:
-        time.sleep(600)  # the study ends a trial that it has stopped
-    ask("PhaseChanged", phase="train")
-ask("PhaseChanged", phase="train")
-"""
-
-
-class JoulePerPhase(ReplayMeter):
-    """Charges 1 kWh in every window that is opened: enough to see where energy goes."""
-
-    def enter(self, phase: Phase) -> None:
-        super().enter(phase)
-        self.advance(phase, 1.0, 1.0)
 
 
 def watched(

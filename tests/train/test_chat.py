@@ -10,15 +10,22 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.chat import Chat, chat_messages, marked, prompt_and_response
+from carbonopt.train.data.pair_rows import tokenized
+from carbonopt.train.data.pairs import Pair
+from carbonopt.train.data.prompts import RawPrompts
 from carbonopt.train.data.responses import keep
 from carbonopt.train.data.rows import Row, file_rows, read_rows
+from carbonopt.train.data.tokens import TextEncoder
+from carbonopt.train.rewards import load_rewards
+from carbonopt.train.tasks.rlhf import RewardSource
 
 CHATML = """{%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
@@ -205,3 +212,38 @@ def test_lists_of_messages_come_through_the_readers(tmp_path: Path):
 def test_what_is_no_list_of_messages_is_refused(value):
     with pytest.raises(BadInput, match=r"column 'm' must hold lists of messages, .* but row 1 has"):
         chat_messages(Row({"m": value}, "row 1"), "m")
+
+
+@pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
+def test_a_chat_to_be_answered_begins_once(written) -> None:
+    """TRL and reward models let the tokenizer put its beginning before each prompt's text."""
+    reads = tokenizer(written + CHATML, begins=True)
+    asked = RawPrompts("training", [([{"role": "user", "content": "hi"}], "row 1"), ("<s>", "2")])
+    chat_text, plain_text = asked.kept(reads, 64).texts
+    assert reads(chat_text)["input_ids"].count(reads.bos_token_id) == 1
+    assert chat_text.startswith("<|im_start|>user") and plain_text == "<s>"
+
+
+@pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
+def test_a_reward_model_reads_an_answered_chat_as_it_was_trained_to(written, tmp_path) -> None:
+    reads = tokenizer(written + CHATML, begins=True)
+    reads.pad_token = "</s>"
+    config = LlamaConfig(
+        vocab_size=len(reads), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_labels=1, pad_token_id=reads.pad_token_id, initializer_range=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(config).eval()
+    for part in (reads, model):
+        part.save_pretrained(tmp_path)
+    asked = [{"role": "user", "content": "hi"}]
+    answers = [[{"role": "assistant", "content": said}] for said in ("good", "no")]
+    encoder = TextEncoder(
+        reads, lambda texts: map(np.array, reads(texts, add_special_tokens=False)["input_ids"])
+    )
+    rows = tokenized([Pair(asked, *answers, "row 1")], encoder, 200, "training").rows
+    with torch.no_grad():
+        trained = [model(torch.tensor(row.tolist())[None]).logits.item() for row in rows]
+    (prompt,) = RawPrompts("training", [(asked, "row 1")]).kept(reads, 64).texts
+    scores = load_rewards(RewardSource(model=str(tmp_path)), "reward")
+    assert scores([prompt, prompt], ["good", "no"]) == pytest.approx(trained, abs=1e-5)

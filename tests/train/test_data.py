@@ -674,20 +674,6 @@ def test_takes_deepspeed_keys_and_merges_them():
     assert "auto" not in json.dumps(config)
 
 
-@pytest.mark.parametrize(("stage", "offload"), [(0, "optimizer"), (2, "parameters")])
-def test_refuses_an_offload_that_the_stage_lacks(stage, offload):
-    params = TrialParams(
-        global_batch_size=4,
-        micro_batch_size_per_gpu=4,
-        learning_rate=1,
-        epochs=1,
-        zero_stage=stage,
-        offload=offload,
-    )
-    with pytest.raises(BadInput, match="needs zero_stage"):
-        deepspeed_config(params, workload(), on_gpu=True)
-
-
 def test_warm_up_beside_a_rate_that_has_none_is_refused():
     space = SPACE.model_copy(update={"lr_scheduler": Fixed(value="constant")})
     with pytest.raises(BadInput, match="warmup_steps has no effect with lr_scheduler constant"):

@@ -31,3 +31,16 @@ def test_the_compilers_modules_are_loaded_ahead_and_practice_is_not_counted() ->
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1].split()[0]) < 5, done.stdout
+
+
+@pytest.mark.slow
+def test_a_trials_process_leaves_mlflow_out_and_a_script_can_still_import_it() -> None:
+    script = (
+        "import sys, carbonopt.train.forked_rank\n"
+        "assert 'deepspeed' in sys.modules and 'mlflow' not in sys.modules\n"
+        "import mlflow\nassert mlflow.__version__\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
 """The memory of a model by three and five of its layers, beside that of the whole model."""
 
-from functools import partial
-
 import pytest
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -38,6 +36,7 @@ OPT = {
         {"gradient_checkpointing": True},
         {"lora_rank": 4},
         {"precision": "bf16", "output_layer": "fused"},
+        pytest.param({"precision": "bf16", "torch_compile": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -54,17 +53,14 @@ def test_the_memory_is_that_of_the_whole_model_to_the_byte(model: dict, settings
     config = task.expected_config()
     space = Space(global_batch_size=8, learning_rate=1e-3, epochs=1, **settings)
     (chosen,) = memory_probe._settings(space)
-    passes = partial(
-        memory_probe._passes,
-        task,
-        settings=chosen,
-        sizes=(2,),
-        eval_size=8,
-        folder=None,
-        until=float("inf"),
-    )
+    probe = memory_probe.Probe(task, config, (2,), 8)
+    expected = probe.profile(chosen)
+
+    def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
+        return probe.passes(config, chosen)
+
     trained, whole = passes(config)
-    assert by_layers(config, trained, passes) == whole
+    assert by_layers(config, trained, passes) == whole == list(expected.activations)
     assert by_layers(config, trained + 1, passes) is None, "layers that are not all alike"
 
 

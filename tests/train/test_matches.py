@@ -126,6 +126,7 @@ def test_execution(expected, generated, same, database):
     match = ExecutionMatch(database)
     assert match.problem(expected) is None
     assert match.matches(expected, generated) == same
+    assert match.finds_nothing(expected) == ("a > 99" in expected)
 
 
 @pytest.mark.parametrize(

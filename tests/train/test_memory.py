@@ -146,7 +146,7 @@ def test_the_last_of_many_compiled_settings_is_compiled_like_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten profiles in one process: torch runs the ninth version of a layer's code uncompiled."""
-    monkeypatch.setattr(memory_probe, "MOST_S", 600.0)  # ten compilations beside other tests
+    monkeypatch.setattr(memory_probe, "MOST_CPU_S", 600.0)  # ten compilations beside other tests
     settings = {"torch_compile": True, "precision": "bf16", "micro_batch_size_per_gpu": 8}
     small = {
         **WORKLOAD,
@@ -161,6 +161,20 @@ def test_the_last_of_many_compiled_settings_is_compiled_like_the_first(
     # Evaluation came out with one kibibyte more in one of many runs, for an unknown reason.
     # Uncompiled, a layer keeps several times as much.
     assert last.evaluation_bytes == pytest.approx(first.evaluation_bytes, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_code_that_torch_would_no_longer_compile_is_no_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond its limit torch runs further versions of a function uncompiled, and only logs it."""
+    monkeypatch.setattr(memory_probe, "_MOST_COMPILED", 1)
+    small = {
+        **WORKLOAD,
+        "model": {"from_config": {**WORKLOAD["model"]["from_config"], "n_layer": 1}},
+    }
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        memory_of(small, torch_compile=True, precision="bf16", micro_batch_size_per_gpu=8)
 
 
 def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:

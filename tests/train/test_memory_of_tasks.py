@@ -189,6 +189,7 @@ def test_lora_masks_in_half_precision_and_compiling(tmp_path: Path) -> None:
 
     masks = GPT2["n_layer"] * 8 * LENGTH**2 * torch.bfloat16.itemsize
     assert most(workload) > most({**workload, "packing": False}) + masks // 2
+    assert most(workload, attention_implementation="varlen") < most(workload) - masks // 2
     assert most(workload, output_layer="fused") < most(workload)
     assert most(workload, torch_compile=True) < most(workload)
     assert most(workload, lora_rank=2) > 0

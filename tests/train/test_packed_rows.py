@@ -13,7 +13,8 @@ from carbonopt.train.data.packing import IGNORED
 from carbonopt.train.data.responses import Responses, pack, save_responses
 from carbonopt.train.models.model import random_model
 from carbonopt.train.models.packing_check import check_packing
-from carbonopt.train.tasks.sft import SFT
+from carbonopt.train.models.varlen_attention import _mask, sequence_ends
+from carbonopt.train.tasks.sft import SFT, SFTWorkload
 from carbonopt.train.token_loss import token_nll
 
 LENGTH, VOCABULARY = 24, 50
@@ -36,7 +37,20 @@ CONFIGS = {
     },
     "mistral": {**GATED, "sliding_window": 4, "initializer_range": 0.5},
 }
-LEAKING = {"opt": {"ffn_dim": 48, "word_embed_proj_dim": 32}, "bloom": {}, "mamba": {}}
+LEAKING = {
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
+    "bloom": {},
+    "mamba": {},
+}
+WORKLOAD = SFTWorkload.model_validate(
+    {
+        "task": "sft",
+        "model": {"name_or_path": "of-the-test"},
+        "dataset": {"builtin": "python-docs"},
+        "sequence_length": LENGTH,
+        "packing": True,
+    }
+)
 
 
 def config_of(model_type: str):
@@ -98,9 +112,10 @@ def test_packed_rows_have_all_targets_and_positions_begin_anew(examples, batches
 
 
 ATTENTIONS = {
-    **dict.fromkeys(CONFIGS, ("sdpa", "eager")),
+    **dict.fromkeys(CONFIGS, ("sdpa", "eager", "varlen")),
     "gpt_neo": ("eager",),
-}  # those a model type has
+    "opt": ("varlen",),
+}  # those a model type has and that keep its examples apart
 
 
 @pytest.mark.parametrize(
@@ -113,19 +128,15 @@ def test_the_loss_of_packed_examples_is_theirs_and_no_gradient_crosses(
     check_packing(SFT.model_kind, config, attention, False)
     torch.manual_seed(0)
     model = random_model(SFT.model_kind, config, attention, False).train()
-    losses = {}
-    for packed, batch in batches.items():
-        inputs = {name: batch[name] for name in batch if name != "targets"}
-        losses[packed] = token_nll(
-            model(**inputs, use_cache=False).logits, batch["targets"], "sum"
-        ).item()
+    task = SFT(WORKLOAD)
+    task.begin(model, compiled=False)
+    losses = {packed: task.loss_sum(model, batch).item() for packed, batch in batches.items()}
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
 
     batch = batches[True]
-    embeddings = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
-    logits = model(
-        inputs_embeds=embeddings, position_ids=batch["position_ids"], use_cache=False
-    ).logits
+    arguments, _ = task._divided(batch)
+    embeddings = model.get_input_embeddings()(arguments.pop("input_ids")).detach().requires_grad_()
+    logits = model(inputs_embeds=embeddings, **arguments).logits
     example = (batch["position_ids"] == 0).cumsum(1)
     for row in range(len(example)):
         for own in example[row].unique():
@@ -145,6 +156,35 @@ def test_a_model_that_lets_examples_read_each_other_is_refused(model_type):
         BadInput, match=f"packing: {model_type} lets an example read those before it"
     ):
         check_packing(SFT.model_kind, config_of(model_type), None, False)
+
+
+def test_varlen_is_refused_where_it_would_compute_something_else():
+    dropout = AutoConfig.for_model("gpt2", **SHAPE, **SPECIAL)  # GPT-2's own dropout is 0.1
+    with pytest.raises(BadInput, match=r"attention dropout of 0\.1"):
+        check_packing(SFT.model_kind, dropout, "varlen", False)
+    capped = AutoConfig.for_model("gemma2", **SHAPE, **SPECIAL, **GATED, head_dim=16)
+    with pytest.raises(BadInput, match="softcap"):
+        check_packing(SFT.model_kind, capped, "varlen", False)
+    for model_type in ("bloom", "mamba"):
+        with pytest.raises(BadInput):
+            check_packing(SFT.model_kind, config_of(model_type), "varlen", False)
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 12), st.none() | st.integers(1, 12))
+def test_a_query_reads_its_own_example_up_to_itself(data, batch, length, window):
+    starts = [sorted(data.draw(st.sets(st.integers(1, length), max_size=4))) for _ in range(batch)]
+    most = 1 + max(map(len, starts))
+    filled = torch.tensor([[0, *row, *[length] * (most - 1 - len(row))] for row in starts])
+    ends = sequence_ends(filled.int(), length)
+    assert (ends.diff() >= 0).all() and ends[0] == 0 and ends[-1] == batch * length
+    mask = _mask(ends, batch, length, window)
+    for row, begins in enumerate(starts):
+        example = [sum(begin <= place for begin in begins) for place in range(length)]
+        for query in range(length):
+            for key in range(length):
+                near = window is None or query - key < window
+                reads = example[query] == example[key] and key <= query and near
+                assert mask[row, 0, query, key] == reads
 
 
 def test_what_can_not_be_told_is_refused():

@@ -28,10 +28,11 @@ from carbonopt.core.channel import (
     OUT_OF_MEMORY_EXIT,
 )
 from carbonopt.core.errors import BadInput
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.events import Failed, Finished, Probed, Progress, StageBegun
 from carbonopt.core.files import write_json
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import EvalPoint, Phase, Stage, StopReason
+from carbonopt.core.trial import Phase, Stage, StopReason
 from carbonopt.engines.process.processes import Listener
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.trial_spec import Prepared
@@ -107,10 +108,11 @@ def trial(prepared, tmp_path_factory):
         spec = {
             "number": 0, "attempt": 1, "seed": seed, "params": params, "workload": workload,
             "prepared_dir": str(prepared), "trial_dir": str(folder), "probe_s": probe_s,
+            "saves_model": save,
         }  # fmt: skip
-        environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
+        environment = {}
         if recorded:
-            environment |= {
+            environment = {
                 "forked": "recorded_weights",
                 "WEIGHTS_FILE": str(folder / "weights.npy"),
             }

@@ -25,7 +25,7 @@ FILE = '''
 from typing import Literal
 
 from carbonopt.core.quality import QUALITIES
-from carbonopt.core.trial import EvalPoint
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.spec.workload_settings import Dataset, Workload
 from carbonopt.train.tasks.task import Card, Trained, TrainingTask

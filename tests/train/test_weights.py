@@ -36,6 +36,7 @@ from transformers import (
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Model
+from carbonopt.study.model_questions import Answers
 from carbonopt.study.study_file import parse_study
 from carbonopt.study.weight_files import check_weights as check_studies
 from carbonopt.train import rewards
@@ -296,7 +297,8 @@ def test_the_preparation_refuses(damaged_study, tmp_path) -> None:
 
 
 def test_a_model_that_a_step_before_hands_on_is_not_looked_at(damaged_study) -> None:
-    check_studies([(parse_study(damaged_study, "test"), {"model"})])
+    with Answers() as answers:
+        check_studies([(parse_study(damaged_study, "test"), {"model"})], answers)
 
 
 @pytest.mark.slow

@@ -60,8 +60,8 @@ class Ranks(Frozen):
         """Return the ranks of a trial that runs on this machine alone."""
         return cls(world_size=world_size, here=world_size, port=free_port())
 
-    def may_be(self, started: "Ranks") -> bool:
-        """Return whether processes that were started as the ranks `started` can be these ranks.
+    def can_take_over(self, started: "Ranks") -> bool:
+        """Return whether these ranks can be processes that were started as the ranks `started`.
 
         On one machine the port may differ.
         """

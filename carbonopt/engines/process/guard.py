@@ -62,13 +62,35 @@ def main(
         work: called in a process of its own with the variables of one rank; returns the rank's exit
             code.
     """
-    guard, ranks = os.getpid(), set()
+    guard = os.getpid()
     # Slurm and systemd often end a job by signalling all its processes; the study decides then how
     # the ranks end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # A process that a rank started in a session of its own becomes this process's child when the
     # rank has ended.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ranks = _fork_ranks(lifeline, channel, cpu_report, job, work)
+    if not job["keeps_channel"]:
+        os.close(channel)
+    ended, reporting = os.pipe()
+    reaper = threading.Thread(target=_reap, args=(ranks, reporting), daemon=True)
+    reaper.start()
+    failure = _await_end(len(ranks), ended, lifeline)
+    end_session(guard, job["extensions"], job["scratch"], PATIENCE_S)
+    reaper.join(REAP_S)  # processes that were not waited for are in nobody's CPU time
+    os.write(cpu_report, str(_cpu_s()).encode())
+    return failure
+
+
+def _fork_ranks(
+    lifeline: int,
+    channel: int,
+    cpu_report: int,
+    job: dict[str, Any],
+    work: Callable[[dict[str, str]], int],
+) -> set[int]:
+    """Fork the ranks, which do the work of `main`, and return their process ids."""
+    guard, ranks = os.getpid(), set()
     for index, environment in enumerate(job["ranks"]):
         if (rank := os.fork()) == 0:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -82,13 +104,18 @@ def main(
                 os.close(channel)
             live(work, environment)
         ranks.add(rank)
-    if not job["keeps_channel"]:
-        os.close(channel)
+    return ranks
 
-    alive, failure, deadline = len(ranks), 0, None
-    ended, reporting = os.pipe()
-    reaper = threading.Thread(target=_reap, args=(ranks, reporting), daemon=True)
-    reaper.start()
+
+def _await_end(alive: int, ended: int, lifeline: int) -> int:
+    """Wait until all ranks have ended or the study is gone; return the first failure's exit code.
+
+    Args:
+        alive: the number of ranks that run.
+        ended: the descriptor from which the ranks' exit codes are read, a byte each.
+        lifeline: the descriptor that is closed when the study is gone.
+    """
+    failure, deadline = 0, None
     while alive:
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = select.select([lifeline, ended], [], [], timeout_s)[0]
@@ -100,9 +127,6 @@ def main(
         alive -= len(codes)
         if not failure and any(codes):
             failure, deadline = next(filter(None, codes)), time.monotonic() + GRACE_S
-    end_session(guard, job["extensions"], job["scratch"], PATIENCE_S)
-    reaper.join(REAP_S)  # processes that were not waited for are in nobody's CPU time
-    os.write(cpu_report, str(_cpu_s()).encode())
     return failure
 
 

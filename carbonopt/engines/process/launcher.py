@@ -37,6 +37,7 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import UnchosenSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.trial_spec import Prepared, Program, TrialSpec
+from carbonopt.spec.workload_settings import Workload
 from carbonopt.storage.paths import StudyPaths
 
 _TICK_S = 0.1
@@ -219,17 +220,12 @@ class ProcessLauncher:
         )
         self._world_size = world_size
         self._preparation = self._make() if prepares else None
-        log = paths.template_log.resolve()
         self._prelaunch_logs = (paths.waiting_log(number).resolve() for number in itertools.count())
         self._is_script = workload.dataset is None
+        log = paths.template_log.resolve()
         if self._is_script:
             if self._launch.warm_start and config.can_fork:
-                script = {**self._script_environment(), WORKLOAD: workload.model_dump_json()}
-                own = workload.model_extra or {}
-                python = shlex.split(own["command"])[0]
-                self._fork_server = ForkServer(
-                    "carbonopt.train.scripts.script_rank", script, log, python, own["folder"]
-                )
+                self._fork_server = self._script_server(workload, log)
             return False
         # The preparation has fetched everything from the hub; a trial that went online would
         # measure the network.
@@ -239,22 +235,29 @@ class ProcessLauncher:
             self._of_the_study |= {
                 PREPARED: str(paths.prepared.resolve()),
                 FINGERPRINT: fingerprint,
+                LIKELY_SEED: str(config.search.seed) if random_model else "",
             }
-            self._of_the_study[LIKELY_SEED] = str(config.search.seed) if random_model else ""
-            environment = (
-                self._environment
-                | {TASK: workload.task}
-                | ({COMPILES: "1"} if config.may_compile else {})
-            )
-            self._fork_server = ForkServer("carbonopt.train.forked_rank", environment, log)
-        is_needed = self._preparation is not None and self._preparation.is_needed
-        if (
-            self._preparation is not None
-            and is_needed
-            and (self._fork_server is None or self._launch.gpus)
-        ):
+            self._fork_server = self._training_server(config, workload.task, log)
+        if self._preparation is None or not self._preparation.is_needed:
+            return False
+        if self._fork_server is None or self._launch.gpus:
             self._preparation.start()
-        return is_needed
+        return True
+
+    def _script_server(self, workload: Workload, log: Path) -> ForkServer:
+        """Start the process that the trials of a user's script are forked from."""
+        environment = {**self._script_environment(), WORKLOAD: workload.model_dump_json()}
+        own = workload.model_extra or {}
+        python = shlex.split(own["command"])[0]
+        return ForkServer(
+            "carbonopt.train.scripts.script_rank", environment, log, python, own["folder"]
+        )
+
+    def _training_server(self, config: StudyConfig, task: str, log: Path) -> ForkServer:
+        """Start the process that trials of carbonopt's own training are forked from."""
+        compiles = {COMPILES: "1"} if config.may_compile else {}
+        environment = self._environment | {TASK: task} | compiles
+        return ForkServer("carbonopt.train.forked_rank", environment, log)
 
     def close(self) -> None:
         """End the processes that wait for a next trial, the fork server and the preparation."""
@@ -285,7 +288,7 @@ class ProcessLauncher:
             with self._cold_if_it_cannot_fork():
                 if self._next is not None and self._next.has_died:
                     self.drop_next()
-                if self._next is not None and not ranks.may_be(self._next_ranks):
+                if self._next is not None and not ranks.can_take_over(self._next_ranks):
                     self.drop_next()
                 trial, self._next = self._next or self._prelaunch(self._fork_server, ranks), None
                 trial.begin(spec.model_dump_json(), log)

@@ -27,7 +27,7 @@ from carbonopt.engines.process import guard
 from carbonopt.engines.process.extensions import extensions_folder
 
 LOG_TAIL_LINES = 15
-_MOST_LOG_BYTES = 2**18  # the most that is read of a log
+_MOST_LOG_BYTES = 2**18  # largest part that is read of a log
 _LONGEST_LINE = 2**24  # bytes; events have a few thousand
 
 
@@ -180,7 +180,8 @@ class Listener:
             return None
         try:
             message = json.loads(line)
-            return SPOKEN[message.pop("event")].model_validate(message)  # type: ignore[return-value]
+            kind = SPOKEN[message.pop("event")]
+            return kind.model_validate(message)  # type: ignore[return-value]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Failed(kind="crash", text=f"what came from it is no message: {line[:80]!r}")
 
@@ -267,7 +268,7 @@ class WorkProcesses:
             os.close(cpu_report)
             theirs.close()
         self.cpu_time = STUDY_PROCESSES.add(self._guard.pid)
-        self._stopped_s: float | None = None
+        self._runnable_while_stopped_s: float | None = None
         self._ended = False
 
     def _start_guard(
@@ -301,11 +302,11 @@ class WorkProcesses:
     def runnable_s(self) -> float:
         times = self.cpu_time.read()
         own_s = times.trials.ran_s + times.trials.waited_s
-        self._stopped_s = own_s if self.cpu_time.is_stopped else None
+        self._runnable_while_stopped_s = own_s if self.cpu_time.is_stopped else None
         return own_s + times.study_s
 
-    def stopped_s(self) -> float | None:
-        return self._stopped_s
+    def runnable_while_stopped_s(self) -> float | None:
+        return self._runnable_while_stopped_s
 
     def cpu_wait_fraction(self) -> float | None:
         return self.cpu_time.read().trials.wait_fraction

@@ -56,6 +56,15 @@ STAIRS: dict[str, Any] = {
 }
 
 
+def pareto_of(study: StudyView) -> document.Figure | None:
+    """Return a study's figure for paper, which is drawn once."""
+    if "pareto" not in study.figures:
+        study.figures["pareto"] = pareto(
+            study.plot, study.recommendation, study.knee, study.quality
+        )
+    return study.figures["pareto"]
+
+
 def pareto(
     plot: Scatter, rec: Recommendation, knee: int | None, quality: Quality
 ) -> document.Figure | None:

@@ -11,8 +11,9 @@ from carbonopt.analysis.confidence import configurations
 from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.analysis.replicates import Repeats
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import Quality
-from carbonopt.core.trial import EvalPoint, TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.units import emissions_unit
 from carbonopt.core.values import Frozen
 from carbonopt.report.figures.style import wants_log, with_target

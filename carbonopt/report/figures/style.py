@@ -7,9 +7,11 @@ apart in grey.
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from sys import float_info
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.format import tick_text
 from carbonopt.core.quality import Quality
@@ -67,21 +69,48 @@ LOG_FROM_RATIO = 8.0  # largest ÷ smallest; from here on a linear axis crowds t
 
 Draw = Callable[["Figure"], None]
 
+# The formats that a report's figures are drawn in; a page that is drawn again and again needs few
+# of them. Another one is "matplotlib", matplotlib's own figure, which a program can change.
+FORMATS = frozenset({"svg", "pdf", "png"})
+_formats: ContextVar[frozenset[str]] = ContextVar("formats", default=FORMATS)
+
+
+@contextmanager
+def drawn_as(*formats: Literal["svg", "pdf", "png", "matplotlib"]) -> Iterator[None]:
+    """Draw figures within the context in these formats alone; the others stay empty.
+
+    "matplotlib" stands alone.
+    """
+    token = _formats.set(frozenset(formats))
+    try:
+        yield
+    finally:
+        _formats.reset(token)
+
 
 def drawn(
     draw: Draw, *, height_in: float, name: str, caption: str, alt: str, paper: bool = True
 ) -> document.Figure:
-    """Draw a figure in every format; the same data gives the same bytes."""
+    """Draw a figure in every format (but see `drawn_as`); the same data gives the same bytes."""
+    formats = _formats.get()
+    made: dict[str, Any] = _drawn(draw, height_in, name, formats) if formats else {}
+    contents = {"svg": "", "pdf": b"", "png": b"", "matplotlib": None, **made}
+    return document.Figure(name=name, caption=caption, alt=alt, paper=paper, **contents)
+
+
+def _drawn(draw: Draw, height_in: float, name: str, formats: frozenset[str]) -> dict[str, Any]:
+    """Draw a figure, and return it by format."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-    svg, png, pdf = io.StringIO(), io.BytesIO(), io.BytesIO()
+    from carbonopt.report.figures.shown_figure import ShownFigure
+
+    made: dict[str, Any] = {}
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
+        figure = ShownFigure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
         draw(figure)
         # The 2 of CO2e is lowered, as in the text around the figure.
@@ -89,20 +118,27 @@ def drawn(
             # `isinstance` for the type checker: findobj may return any artist.
             if isinstance(text, Text) and "CO2e" in text.get_text():
                 text.set_text(text.get_text().replace("CO2e", "CO₂e"))
-        # Not by savefig, which would lay out and draw everything once more for each file.
+        # Not by savefig, which would lay out and draw everything once more for each file. The first
+        # drawing lays it out.
+        png = io.BytesIO()
         canvas.print_png(png, metadata={"Software": None})
+        if "matplotlib" in formats:
+            return {"matplotlib": figure}
+        if "png" in formats:
+            made["png"] = png.getvalue()
         figure.set_layout_engine("none")
-        vector: Any = FigureCanvasPdf(figure)
-        vector.print_pdf(pdf, metadata={"CreationDate": None})
-        figure.set_dpi(72)  # the resolution of SVG
-        vector = FigureCanvasSVG(figure)
-        vector.print_svg(svg, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    made: dict[str, Any] = {
-        "svg": _inline(svg.getvalue()),
-        "pdf": pdf.getvalue(),
-        "png": png.getvalue(),
-    }
-    return document.Figure(name=name, caption=caption, alt=alt, paper=paper, **made)
+        if "pdf" in formats:
+            pdf = io.BytesIO()
+            vector: Any = FigureCanvasPdf(figure)
+            vector.print_pdf(pdf, metadata={"CreationDate": None})
+            made["pdf"] = pdf.getvalue()
+        if "svg" in formats:
+            svg = io.StringIO()
+            figure.set_dpi(72)  # the resolution of SVG
+            vector = FigureCanvasSVG(figure)
+            vector.print_svg(svg, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+            made["svg"] = _inline(svg.getvalue())
+    return made
 
 
 def _inline(svg: str) -> str:
@@ -119,6 +155,17 @@ def _inline(svg: str) -> str:
     for fixed, own in IN_PAGE.items():
         element = element.replace(fixed, own)
     return re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", element)
+
+
+def standalone(svg: str) -> str:
+    """Return the SVG of a figure for use outside a page: with colours, a font and a size."""
+    for fixed, own in IN_PAGE.items():
+        svg = svg.replace(own, fixed)
+    found = re.search(r'viewBox="0 0 (\S+) (\S+)"', svg)
+    assert found is not None, "matplotlib gives every SVG a viewBox"
+    size = f'width="{found[1]}pt" height="{found[2]}pt"'
+    head = f"<svg {size} style=\"font-family: 'DejaVu Sans', Arial, sans-serif\""
+    return svg.replace("<svg", head, 1)
 
 
 def legend(figure: "Figure", axes: "Axes") -> None:

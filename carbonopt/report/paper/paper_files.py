@@ -3,17 +3,24 @@
 import re
 
 from carbonopt import __version__
+from carbonopt.report.assemble import FIGURES
 from carbonopt.report.document import Document
-from carbonopt.report.paper.paper_text import bibliography, is_learned, main, methods, statement
+from carbonopt.report.paper.paper_text import (
+    bibliography,
+    checklist,
+    is_learned,
+    main,
+    methods,
+    statement,
+)
 from carbonopt.report.render.latex import tables
 from carbonopt.report.study_view import StudyView
 
-_FIGURES = ("pareto", "policy", "batch", "influence", "effects", "returns", "energy")
 _TABLES = ("configuration", "pareto", "energy", "influence")
 NAMES = (  # every file that there may be
-    *(f"figure-{name}.{kind}" for name in _FIGURES for kind in ("pdf", "png")),
+    *(f"figure-{name}.{kind}" for name in FIGURES for kind in ("pdf", "png")),
     *(f"table-{name}.tex" for name in _TABLES),
-    *("methods.tex", "statement.tex", "references.bib", "main.tex"),
+    *("methods.tex", "statement.tex", "checklist.tex", "references.bib", "main.tex"),
 )
 
 _HEAD = (
@@ -24,7 +31,8 @@ _HEAD = (
 # A number with an exponent as Python writes it, not a part of a name, a path or a command. It
 # becomes a power of ten.
 _POWER = re.compile(
-    r"(?<![\w.\\/-])(?P<sign>-?|\$-\$)(?P<digits>\d(?:\.\d+)?)e(?P<minus>-?)\+?0*(?P<power>\d+)(?![\w/-]|\.\d)"
+    r"(?<![\w.\\/-])(?P<sign>-?|\$-\$)(?P<digits>\d(?:\.\d+)?)"
+    r"e(?P<minus>-?)\+?0*(?P<power>\d+)(?![\w/-]|\.\d)"
 )
 _AS_POWER = r"\g<sign>$\g<digits>\\times10^{\g<minus>\g<power>}$"
 
@@ -32,14 +40,16 @@ _AS_POWER = r"\g<sign>$\g<digits>\\times10^{\g<minus>\g<power>}$"
 def paper_files(study: StudyView, document: Document) -> dict[str, bytes]:
     """Return the contents of the files by their names.
 
-    The files are figure-*.pdf and .png, table-*.tex, methods.tex, statement.tex, references.bib and
-    main.tex. What a study can't show has no file. The same data gives the same bytes.
+    The files are figure-*.pdf and .png, table-*.tex, methods.tex, statement.tex, checklist.tex,
+    references.bib and main.tex. What a study can't show has no file. The same data gives the same
+    bytes.
     """
     latex_tables = tables(document)
     texts = {
         **{f"table-{name}.tex": text for name, text in latex_tables.items()},
         "methods.tex": methods(study, document),
         "statement.tex": statement(study, document),
+        "checklist.tex": checklist(study),
         "main.tex": main(document, latex_tables),
     }
     files = {"references.bib": bibliography(study.data.config, learned=is_learned(study)).encode()}

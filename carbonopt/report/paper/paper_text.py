@@ -3,8 +3,8 @@
 Numbers and phrases are those of the report's other pages.
 """
 
+from collections import Counter
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,20 @@ from carbonopt.analysis.influence import NotKnown
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
-from carbonopt.core.trial import COMPONENTS
+from carbonopt.core.trial import COMPONENTS, TrialState
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Document, Level
+from carbonopt.report.paper.references import references
 from carbonopt.report.render.latex import Tex, escape
 from carbonopt.report.sections.citation_section import sentence
 from carbonopt.report.sections.energy_section import is_counted
 from carbonopt.report.sections.provenance_section import stated
 from carbonopt.report.study_text import SAMPLERS
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import runs_text, trials_text
+from carbonopt.report.summary import runs_of_value, runs_text, sure_text, trials_text
 from carbonopt.spec.space_settings import Choices, Domain, Fixed
 from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.workload_settings import Model
 
 # `finalize` escapes for LaTeX, which autoescape can't.
@@ -45,12 +47,6 @@ _ENVIRONMENT = Environment(  # noqa: S701
     finalize=lambda value: value if isinstance(value, Tex) else escape(value),
 )
 
-_REFERENCES = (
-    resources.files("carbonopt.report.paper")
-    .joinpath("templates/references.bib")
-    .read_text()
-    .split("\n\n")
-)
 _OF_SAMPLER = {
     "carbon": "carbonopt",
     "tpe": "bergstra2011tpe",
@@ -120,6 +116,45 @@ def statement(study: StudyView, document: Document) -> str:
             if caveat.level is Level.CRITICAL and rec.met
         ],
     )
+
+
+def checklist(study: StudyView) -> str:
+    """Return drafts of the answers on compute, significance and code that NeurIPS asks for."""
+    data, rec = study.data, study.recommendation
+    runs = (*data.records, *data.probes)
+    took_s = [run.duration_s.total for run in runs if run.duration_s is not None]
+    memory_gib = [run.peak_memory_gib for run in runs if run.peak_memory_gib is not None]
+    record, hardware, sure = study.record(rec.trial), data.provenance.hardware, rec.confidence
+    return _rendered(
+        "checklist.tex",
+        study,
+        draft=data.ended is None,
+        replayed=data.provenance.is_replay,
+        gpu_memory_gib=hardware.gpu_memory_gib if hardware else None,
+        peak_memory_gib=max(memory_gib, default=None),
+        run_s=(min(took_s), max(took_s)) if took_s else None,
+        winner_s=record.duration_s.total if record and record.duration_s else None,
+        work=study.work,
+        duration=human_duration,
+        runs=_runs(data),
+        reached=(
+            None
+            if not rec.met
+            else runs_of_value(
+                study.quality, sure.seeds if sure else 1, sure.value_bound if sure else None
+            )
+        ),
+        interval=rec.saving_interval and sure_text(study),
+    )
+
+
+def _runs(data: StudyData) -> str:
+    """Count the study's runs by state, with the probes."""
+    counts = Counter(record.state for record in data.records)
+    parts = [f"{counts[state]:,} {state.value}" for state in TrialState if counts[state]]
+    if data.probes:
+        parts.append(fmt.count_text(len(data.probes), "probe"))
+    return _listed(parts)
 
 
 def is_learned(study: StudyView) -> bool:
@@ -210,9 +245,4 @@ def bibliography(config: StudyConfig, *, learned: bool) -> str:
         wanted |= {*_OF_TRAINING, _dataset_key(config) or ""}
     if learned:
         wanted.add("pedregosa2011scikit")
-    cited = [
-        entry.strip()
-        for entry in _REFERENCES
-        if entry.partition("{")[2].partition(",")[0] in wanted
-    ]
-    return "\n\n".join(cited).replace("VERSION", __version__) + "\n"
+    return references(wanted)

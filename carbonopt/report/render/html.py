@@ -13,6 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from carbonopt.core.format import shown_directions
 from carbonopt.report.document import MOST_CAVEATS, Cell, Document, InteractiveFigure, Steps, Table
+from carbonopt.report.figures.style import standalone
 
 PAGE_ROWS = 100  # rows of a long table that are shown at once
 
@@ -25,14 +26,19 @@ def _shown(value: Any) -> Any:
     return type(value)(shown_directions(value)) if isinstance(value, str) else value
 
 
-_ENVIRONMENT = Environment(
-    loader=PackageLoader("carbonopt.report.render"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    finalize=_shown,
-)
+def environment(package: str) -> Environment:
+    """Return a package's templates, which escape every value and show signs of text direction."""
+    return Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+
+
+_ENVIRONMENT = environment("carbonopt.report.render")
 # JSON is not escaped to ASCII, so that `_shown` finds signs of text direction in it, too.
 _ENVIRONMENT.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "sort_keys": True}
 # Keeps a number and its unit on one line.
@@ -42,6 +48,7 @@ _ENVIRONMENT.filters["unbroken"] = lambda text: re.sub(
     text,
 )
 _ENVIRONMENT.filters["base64"] = lambda content: base64.b64encode(content).decode("ascii")
+_ENVIRONMENT.filters["svg_file"] = lambda svg: standalone(svg).encode()
 # Shows a number as a reader would type it.
 _ENVIRONMENT.filters["typed"] = lambda number: repr(number).removesuffix(".0")
 # The SVG is drawn by carbonopt, and matplotlib has escaped the texts in it.
@@ -49,26 +56,71 @@ _ENVIRONMENT.filters["inline"] = lambda svg: Markup(svg)  # noqa: S704
 
 
 def render(document: Document) -> str:
-    blocks = document.blocks()
-    steps = next((block for block in blocks if isinstance(block, Steps)), None)
-    figure = next((block for block in blocks if isinstance(block, InteractiveFigure)), None)
     tables = {table.key: by_column(table) for table in document.tables() if table.long}
-    shown = figure and {
-        name: getattr(figure, name)
-        for name in type(figure).model_fields.keys() - {"kind", "figure"}
-    }
+    figure, steps = interactive_figure(document), steps_of(document)
     return _ENVIRONMENT.get_template("index.html").render(
+        **_context(steps, PAGE_ROWS, live=False),
         document=document,
-        most_caveats=MOST_CAVEATS,
-        page_rows=PAGE_ROWS,
-        steps=steps,
         content={
-            "figure": shown,
+            "figure": figure,
             "steps": steps and steps.model_dump(mode="json"),
             "tables": tables,
         },
-        plotly_js=get_plotlyjs() if figure else "",
+        plotly_js=plotly_script() if figure else "",
     )
+
+
+def live_parts(document: Document) -> dict[str, str]:
+    """Return the document's top and each of its sections as HTML, for a page that scripts fill.
+
+    The top's key is "header", a section's is its own. Long tables have no rows there, and the
+    interactive figure has no static one.
+    """
+    macros = _macros(steps_of(document), live=True)
+    return {
+        "header": str(macros.header(document)),
+        **{section.key: str(macros.part(section)) for section in document.sections},
+    }
+
+
+def live_scripts() -> str:
+    """Return the functions of long tables, the interactive figure, the steps and what is copied."""
+    names = ("tables.js", "figure.js", "steps.js", "copy.js")
+    templates = map(_ENVIRONMENT.get_template, names)
+    return "\n".join(template.render(page_rows=PAGE_ROWS) for template in templates)
+
+
+def plotly_script() -> str:
+    """Return Plotly's own script, which draws the interactive figure."""
+    return str(get_plotlyjs())
+
+
+def style_sheet() -> str:
+    return _ENVIRONMENT.get_template("style.css").render()
+
+
+def steps_of(document: Document) -> Steps | None:
+    return next((block for block in document.blocks() if isinstance(block, Steps)), None)
+
+
+def interactive_figure(document: Document) -> dict[str, Any] | None:
+    """Return what the page's script draws as the document's interactive figure."""
+    figures = (block for block in document.blocks() if isinstance(block, InteractiveFigure))
+    if (figure := next(figures, None)) is None:
+        return None
+    names = type(figure).model_fields.keys() - {"kind", "figure"}
+    return {name: getattr(figure, name) for name in names}
+
+
+def _macros(steps: Steps | None, *, live: bool) -> Any:
+    page_rows = 0 if live else PAGE_ROWS
+    return _ENVIRONMENT.get_template("parts.html").make_module(
+        _context(steps, page_rows, live=live)
+    )
+
+
+def _context(steps: Steps | None, page_rows: int, *, live: bool) -> dict[str, Any]:
+    return {"most_caveats": MOST_CAVEATS, "page_rows": page_rows, "steps": steps, "live": live}
 
 
 def by_column(table: Table) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from carbonopt.analysis.recommend import cheaper_but_unsure
 from carbonopt.analysis.replicates import Repeats, repeats_of
 from carbonopt.core import format as fmt
 from carbonopt.report.caveats import less_or_more_text
-from carbonopt.report.document import Paragraph, Section
+from carbonopt.report.document import Extract, Paragraph, Section
+from carbonopt.report.figures.pareto_figure import pareto_of
+from carbonopt.report.paper.references import measured_with
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import baseline_text, sure_text, trials_text, turned
 
@@ -12,9 +14,15 @@ from carbonopt.report.summary import baseline_text, sure_text, trials_text, turn
 def section(study: StudyView) -> Section | None:
     if (text := sentence(study)) is None:
         return None
-    return Section(
-        key="citation", title="For a paper", blocks=(Paragraph(text=text, style="quote"),)
+    figure = pareto_of(study)
+    extract = Extract(
+        title="The sentence and its BibTeX",
+        text=f"{text}\n\n{measured_with(study.data)}",
+        picture_name="figure-pareto.svg",
+        svg=figure.svg if figure else "",
     )
+    quote = Paragraph(text=text, style="quote", extract=extract)
+    return Section(key="citation", title="For a paper", blocks=(quote,))
 
 
 def sentence(study: StudyView) -> str | None:
@@ -34,7 +42,7 @@ def sentence(study: StudyView) -> str | None:
             f" ({sure_text(study)})"
         )
         if equal := turned(study.comparison):
-            saving = less_or_more_text((equal.saving_fraction_before, equal.saving_fraction))
+            saving = less_or_more_text((equal.lowest, equal.highest))
             saved += f", and {saving} than that stopped when it first met the target"
     settings = fmt.params_text(rec.params, study.varied)
     known = " that repeats bore out" if cheaper_but_unsure(study.data, rec) else ""

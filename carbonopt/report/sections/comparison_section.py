@@ -162,7 +162,9 @@ def _note_on_ranges(comparison: Comparison) -> str:
         )
         note += "what it emitted up to the evaluation before. "
     if equal is not None and equal.both_stopped is not None:
-        note += "Stopped runs have a range because the quality is known only at evaluations."
+        note += "Stopped runs have a range because the quality is known only at evaluations"
+        note += "" if saving.lowest is None else ", and because runs differ as whole runs do"
+        note += "."
     return note
 
 
@@ -202,10 +204,15 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
             "saving_within_noise", lowest=rec.saving_interval[0], highest=rec.saving_interval[1]
         )
     if equal is not None:
-        saving = (equal.saving_fraction_before, equal.saving_fraction)
+        saving = (equal.lowest, equal.highest)
         yield study.caveat("equal_quality", step=equal.baseline_step, saving=saving)
     if equal is not None and equal.both_stopped is not None:
-        yield study.caveat("equal_quality_both_stopped", saving=equal.both_stopped.saving_fraction)
+        both = equal.both_stopped
+        yield study.caveat(
+            "equal_quality_both_stopped",
+            saving=both.saving_fraction,
+            ends=(both.lowest, both.highest),
+        )
     if (
         comparison is not None
         and rec.saving_interval is not None

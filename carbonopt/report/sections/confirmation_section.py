@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from carbonopt.analysis.confidence import Standing
+from carbonopt.analysis.confidence import Confidence, Standing
 from carbonopt.analysis.recommend import cheaper_but_unsure
 from carbonopt.analysis.replicates import Repeats, repeats_of
 from carbonopt.core import format as fmt
@@ -27,7 +27,11 @@ NEAR_TARGET = 0.01
 
 
 def section(study: StudyView) -> Section | None:
-    tables = tuple(made for made in (_considered(study), _repeats(study)) if made.rows)
+    tables = tuple(
+        repeats_table
+        for repeats_table in (_considered(study), _repeats(study))
+        if repeats_table.rows
+    )
     return (
         Section(key="confirmation", title="Repeats with other seeds", blocks=tables)
         if tables
@@ -124,24 +128,7 @@ def _repeats(study: StudyView) -> Table:
 def caveats(study: StudyView) -> Iterator[Caveat]:
     rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
     if sure is not None:
-        words = {"quality": quality.name, "at_target": quality.bound_word}
-        if not sure.confirmed and sure.value_bound is not None:
-            yield study.caveat(
-                "not_confirmed", seeds=sure.seeds, bound=sure.value_bound, level=sure.level, **words
-            )
-        elif not sure.confirmed and sure.seeds > 1:
-            yield study.caveat("unbounded", seeds=sure.seeds)
-        if safer := sure.safer_alternative:
-            numbers = {
-                "trial": safer.trial,
-                "bound": safer.value_bound,
-                "difference": safer.emissions_difference,
-            }
-            yield study.caveat("surer_runner_up", **numbers, **words)
-        if sure.confirmed:
-            tried = {record.repeat_of for record in study.data.records} - {None}
-            if len(tried) > 1:
-                yield study.caveat("many_confirmed", tried=len(tried))
+        yield from _of_confidence(study, sure)
     rejected = [rejected.trial for rejected in rec.rejected]
     for key, trials in (
         ("failed_replicates", rec.failed_replicates),
@@ -151,6 +138,13 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     ):
         if trials:
             yield study.caveat(key, trials=trials)
+    if (equal := study.equal_costs) is not None:
+        yield study.caveat(
+            "equal_costs",
+            trials=equal.trials,
+            dimensions=" or ".join(equal.dimensions),
+            difference=equal.difference,
+        )
     if study.repeated and all(len(row.seeds) == 1 for row in study.repeated):
         yield study.caveat("one_seed", quality=quality.name)
     if rec.met and repeats_of(rec.params, study.repeated) is None:
@@ -164,12 +158,40 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         )
     elif not rec.met and rec.trials_by_state[TrialState.COMPLETE] and not study.repeated:
         yield study.caveat("single_runs")
+    yield from _near_target(study)
+
+
+def _of_confidence(study: StudyView, sure: Confidence) -> Iterator[Caveat]:
+    """Yield the caveats on the recommendation that its repeats give."""
+    words = {"quality": study.quality.name, "at_target": study.quality.bound_word}
+    if not sure.confirmed and sure.value_bound is not None:
+        yield study.caveat(
+            "not_confirmed", seeds=sure.seeds, bound=sure.value_bound, level=sure.level, **words
+        )
+    elif not sure.confirmed and sure.seeds > 1:
+        yield study.caveat("unbounded", seeds=sure.seeds)
+    if safer := sure.safer_alternative:
+        numbers = {
+            "trial": safer.trial,
+            "bound": safer.value_bound,
+            "difference": safer.emissions_difference,
+        }
+        yield study.caveat("surer_runner_up", **numbers, **words)
+    if sure.confirmed:
+        tried = {record.repeat_of for record in study.data.records} - {None}
+        if len(tried) > 1:
+            yield study.caveat("many_confirmed", tried=len(tried))
+
+
+def _near_target(study: StudyView) -> Iterator[Caveat]:
+    """Yield the caveat on a quality that another seed may move past the target."""
+    rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
     margin = -quality.worse_by(rec.value, rec.target.value) if rec.value else math.inf
     if margin >= NEAR_TARGET or (sure is not None and sure.confirmed):
         return
     if sure is not None and sure.value_deviation is not None:
         yield study.caveat(
-            "near_target", margin=margin, spread=sure.value_deviation / sure.value_mean
+            "near_target", margin=margin, spread=sure.value_deviation / abs(sure.value_mean)
         )
     else:
         seen = SEEN_OF_PERPLEXITY if quality.value_of_mean == "exp" else ""

@@ -1,4 +1,4 @@
-"""The same joules on other grids and at other hours."""
+"""The section that prices the study's energy on other grids and at other hours."""
 
 from carbonopt.analysis.repricing import Repricing
 from carbonopt.core import format as fmt
@@ -43,16 +43,16 @@ def _grids(study: StudyView) -> Table:
         for row in regions
         if row.is_studys_own or row.place in WELL_KNOWN or row in (regions[0], regions[-1])
     ]
-    own = "is_studys_own"
+    is_own = "is_studys_own"
     columns = [
         word(
             "Grid",
             lambda row: f"{row.place} (this study)" if row.is_studys_own else row.place,
-            strong=own,
+            strong=is_own,
         ),
-        num("g CO2e/kWh", "g_co2e_per_kwh", fmt.intensity_text, strong=own),
-        scaled("Recommended run", "run_kg_co2e", fmt.emissions_scale, shown, strong=own),
-        scaled("Whole study", "study_kg_co2e", fmt.emissions_scale, shown, strong=own),
+        num("g CO2e/kWh", "g_co2e_per_kwh", fmt.intensity_text, strong=is_own),
+        scaled("Recommended run", "run_kg_co2e", fmt.emissions_scale, shown, strong=is_own),
+        scaled("Whole study", "study_kg_co2e", fmt.emissions_scale, shown, strong=is_own),
         word("Source", "source"),
     ]
     note = (

@@ -45,7 +45,7 @@ def section(study: StudyView) -> Section:
     figure = energy_figure(study.spent)
     tables = (
         *_by_phase_and_state(study),
-        *(made(study) for made in (_closure, _by_component, _readings, _components)),
+        *(table_of(study) for table_of in (_closure, _by_component, _readings, _components)),
     )
     return Section(
         key="energy", title="Where the energy went", blocks=(figure, *tables) if figure else tables
@@ -70,7 +70,7 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
     states.append(("no trial: preparation and pauses", between_kwh))
     scale = fmt.energy_scale([spent.energy_kwh])
     energy = num(scale.label("Energy"), 1, scale.text, strong=_is_sum)
-    gpus = num(scale.label("of it GPUs"), 2, scale.text, strong=_is_sum)
+    gpus = num(scale.label("GPUs' part"), 2, scale.text, strong=_is_sum)
     kg = scaled(
         "Emissions",
         lambda row: data.emissions_kg_co2e(row[1]),
@@ -82,7 +82,8 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
     share = num(
         "Share", lambda row: of_all(row[1]), fmt.percent_text, share=lambda row: not _is_sum(row)
     )
-    split = data.config.carbon.objective == "all" and spent.outer_gpu_kwh is not None
+    # a replay's records don't tell their GPUs' part, phase by phase
+    split = data.config.carbon.objective == "all" and any(spent.gpu_parts_kwh.values())
     columns = [word("Phase", 0, strong=_is_sum), energy, gpus if split else None, kg, share]
     untold = (
         "The script does not tell its phases: its start-up and evaluations are in its training."
@@ -113,7 +114,7 @@ def _phase_rows(study: StudyView) -> list[tuple[str, float, float | None]]:
         for phase, kwh in spent.by_phase_kwh.items()
     ]
     if spent.earlier_attempts_kwh:
-        attempts = "attempts that were interrupted and run again"
+        attempts = "lost work of attempts that were interrupted"
         rows.append((attempts, spent.earlier_attempts_kwh, spent.gpu_earlier_attempts_kwh))
     if spent.probes_kwh:
         probes = f"{fmt.count_text(len(study.data.probes), 'probe')} of a few steps"
@@ -222,7 +223,9 @@ def _by_component(study: StudyView) -> Table:
             share=bool,
         ),
     ]
-    note = "Of each trial's last attempt: earlier ones that were interrupted are not in it."
+    note = (
+        "Interrupted attempts are not in it, except up to a checkpoint that a trial went on from."
+    )
     note = note if study.spent.earlier_attempts_kwh else ""
     return table(
         "by-component", "Training energy of all trials by component", rows, columns, note=note
@@ -351,6 +354,17 @@ def is_counted(data: StudyData, component: str) -> bool:
     return component == "gpu" or data.config.carbon.objective == "all"
 
 
+_UNREAD_S = 5.0  # what a study's end by any other cause leaves unread is less
+_ONE_COMMAND = "The workers of one command (launch.workers, launch.gpus_per_trial) count shares."
+# What counts a machine's RAM and idle CPU once; launch.workers are jobs of their own on Slurm.
+_ADVICE_ON_SHARES = {
+    "slurm": (
+        "Jobs that share a node each count all of it: use launch.gpus_per_trial in one job, or"
+        " launch.exclusive."
+    )
+}
+
+
 def caveats(study: StudyView) -> Iterator[Caveat]:
     data, spent, rec = study.data, study.spent, study.recommendation
     if data.provenance.is_replay:
@@ -360,7 +374,11 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     counted = counted_at_once(data.sessions) if is_counted(data, "cpu") else {}
     for host, times in counted.items():
         if times > _COUNTED_ONCE:
-            yield study.caveat("counted_twice", host=host, times=times)
+            advice = _ADVICE_ON_SHARES.get(data.config.launch.kind, _ONE_COMMAND)
+            yield study.caveat("counted_twice", host=host, times=times, advice=advice)
+    unread_s = math.fsum(session.unread_s for session in data.sessions)
+    if unread_s > _UNREAD_S:
+        yield study.caveat("machine_lost", seconds=unread_s)
     if spent.unmeasured_trials:
         yield study.caveat("unmeasured_trials", trials=spent.unmeasured_trials)
     for key, fraction in (("closure_gpus", spent.gpu_closure), ("closure_whole", spent.closure)):

@@ -24,7 +24,7 @@ from carbonopt.report.document import (
     scaled,
     table,
 )
-from carbonopt.report.figures.pareto_figure import interactive_pareto, pareto
+from carbonopt.report.figures.pareto_figure import interactive_pareto, pareto_of
 from carbonopt.report.figures.points import GROUPS
 from carbonopt.report.sections.trials_section import ALL_TRIALS, setting, shared_settings
 from carbonopt.report.study_view import StudyView
@@ -32,7 +32,7 @@ from carbonopt.report.summary import confidence_text, runs_of_value, runs_text, 
 
 
 def section(study: StudyView) -> Section:
-    printed = pareto(study.plot, study.recommendation, study.knee, study.quality)
+    printed = pareto_of(study)
     blocks: list[Block] = [
         Paragraph(text="There is nothing to draw: no trial has both an evaluation and energy.")
     ]

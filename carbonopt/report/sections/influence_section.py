@@ -126,9 +126,9 @@ def _how_well(analyses: tuple[Influence | NotKnown, ...]) -> Table:
         word("Objective", "objective"),
         num("Complete trials", "trials"),
         num("Configurations", lambda row: row.trials - row.repeats),
-        num(f"Beyond {MOST_TRIALS}, not used", "left_out"),
+        num(f"Trials beyond {MOST_TRIALS}, not used", "left_out"),
         num(
-            "Explained of trials held back (cross-validated R²)",
+            "Variance explained in held-out trials (cross-validated R²)",
             lambda row: getattr(row, "explained", None),
             shown=explained,
         ),

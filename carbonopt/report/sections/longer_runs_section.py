@@ -43,9 +43,11 @@ def _by_length(amortisation: Amortisation) -> Table:
     columns = [
         num("Times the steps", "from_length", shown=lambda row: label_of[row.trial]),
         num("Cheapest: trial", "trial", strong=own),
-        scaled("Its first step's excess", "excess_kwh", fmt.energy_scale, amortisation.cheapest),
-        scaled("The rest", "energy_per_length_kwh", fmt.energy_scale, amortisation.cheapest),
-        num(f"Less than trial {amortisation.trial} in the limit", less, fmt.percent_text),
+        scaled("First step's excess", "excess_kwh", fmt.energy_scale, amortisation.cheapest),
+        scaled(
+            "Without the excess", "energy_per_length_kwh", fmt.energy_scale, amortisation.cheapest
+        ),
+        num(f"Less than trial {amortisation.trial} in very long runs", less, fmt.percent_text),
         interval if len(amortisation.cheapest) > 1 else None,
     ]
     which = "may be recommended" if amortisation.met else "completed"
@@ -56,10 +58,9 @@ def _by_length(amortisation: Amortisation) -> Table:
         else ""
     )
     note += (
-        ". A run of k times the steps is taken to use its first step's excess once and the rest k"
-        " times; which "
+        ". A run of k times the steps is taken to use its first step's excess once and the other"
+        " energy k times; which quality runs of that length reach is not known."
     )
-    note += "quality runs of that length reach is not known."
     caption = "Which configuration takes the least training energy where all runs are longer"
     return table("by-length", caption, amortisation.cheapest, columns, note=note)
 

@@ -141,7 +141,7 @@ def _search(data: StudyData) -> dict[str, str]:
         "Goal": goal_text(search),
         "Sampler": sampler_text(search),
         "Pruned": pruning_text(search, tells_steps=not counts_whole_processes(data)),
-        "Was to end": budget_text(data.config.budget),
+        "Planned end": budget_text(data.config.budget),
         "Seeds of trials": ", ".join(map(str, sorted({record.seed for record in data.records}))),
         "Ran": ran,
         "Ended": data.ended or "not yet",
@@ -178,7 +178,7 @@ def _energy(data: StudyData) -> dict[str, str]:
     if data.config.carbon.objective == "gpu":
         counts = "the GPUs alone (carbon.objective: gpu)"
     how = [f"{name.upper()} {known[name]}{models.get(name, '')}" for name in names]
-    rows = {"Energy of": ", ".join(how), "Emissions count": counts}
+    rows = {"Energy sources": ", ".join(how), "Emissions count": counts}
     measured = [idle for session in data.sessions for idle in session.idle]
     for gpu in sorted({idle.gpu for idle in measured}):
         idles = [idle for idle in measured if idle.gpu == gpu]

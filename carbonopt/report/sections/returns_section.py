@@ -21,17 +21,18 @@ def section(study: StudyView) -> Section | None:
 
 def _milestones(study: StudyView, diminishing: DiminishingReturns) -> Table:
     quality, scale = study.quality, fmt.emissions_scale([diminishing.points[-1].emissions_kg_co2e])
-    note = (
-        f"Of {diminishing.total_steps} steps. Stopped within {fmt.percent_text(ENOUGH)} of the"
-        " best, the run would "
-    )
-    note += f"have emitted {fmt.percent_text(diminishing.saved_fraction)} less."
+    within = f"within {fmt.percent_text(ENOUGH)} of the best"
+    note = f"The run made {diminishing.total_steps} steps."
+    if diminishing.saved_fraction:
+        saved = fmt.percent_text(diminishing.saved_fraction)
+        note += f" Stopped {within}, it would have emitted {saved} less."
+    else:
+        note += f" Only its last evaluation was {within}."
     if diminishing.rate_decays:
         note += (
             " Its learning rate falls over the run, so a run planned to be that short would"
-            " probably end better "
+            " probably end better than this one stood there."
         )
-        note += "than this one stood there."
     columns = [
         word("Evaluation", 0),
         num("Step", lambda row: row[1].step),

@@ -1,5 +1,6 @@
 """Caveats where no trial met the target: what was missing, and what could be changed."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -24,11 +25,14 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if rec.met:
         return
     if rec.closest is not None:
-        worse = study.quality.worse_by(rec.closest.value, rec.target.value)
-        if worse > 0:
-            yield study.caveat("target_missed", trial=rec.closest.trial, worse=worse)
+        trial, value, target = rec.closest.trial, rec.closest.value, rec.target.value
+        worse = study.quality.worse_by(value, target)
+        if rec.target.is_met_by(value):
+            yield study.caveat("closest_not_complete", trial=trial)
+        elif math.isfinite(worse):
+            yield study.caveat("target_missed", trial=trial, worse=worse)
         else:
-            yield study.caveat("closest_not_complete", trial=rec.closest.trial)
+            yield study.caveat("target_of_0_missed", trial=trial, value=value, target=target)
     if rec.shortfall is not None:
         yield from _of_the_closest(study, rec.shortfall)
     elif rec.closest is None or rec.closest.state is not TrialState.COMPLETE:

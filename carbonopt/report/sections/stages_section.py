@@ -118,7 +118,7 @@ def _speeds(stages: Stages) -> Table:
         scaled(
             "Excess of the first step", "first_step_excess_kwh", fmt.energy_scale, stages.speeds
         ),
-        num("of the training", "first_step_excess_share", fmt.percent_text),
+        num("Excess, share of training", "first_step_excess_share", fmt.percent_text),
         *(
             num(label, name, fmt.percent_text)
             for label, name in UTILISATIONS.items()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from carbonopt.analysis.confidence import lowest_share
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core import format as fmt
 from carbonopt.core import units
@@ -30,6 +31,8 @@ from carbonopt.report.study_view import StudyView
 
 ALL_TRIALS = "all-trials"
 FEW_TRIALS = 10  # completed trials; with fewer, the front is a sketch
+# Evaluation examples; of more, a share is known to 5 points at the level of all intervals.
+FEW_EXAMPLES = 400
 FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported record
 STOPPED_BECAUSE = {
     StopReason.TARGET: "target out of reach",
@@ -176,6 +179,18 @@ def state_text(record: TrialRecord, rec: Recommendation) -> str:
     return f"{text} ({played})" if played else text
 
 
+def _few_examples(study: StudyView) -> Iterator[Caveat]:
+    """Warn if so few evaluation examples leave it open whether the target is met."""
+    rec, prepared = study.recommendation, study.data.prepared
+    if rec.value is None or prepared is None or not study.quality.is_share_of_examples:
+        return
+    count = prepared.eval_examples
+    lowest = lowest_share(rec.value, count)
+    if count < FEW_EXAMPLES and not rec.target.is_met_by(lowest):
+        name = study.quality.label.lower()
+        yield study.caveat("few_examples", name=name, examples=count, lowest=lowest)
+
+
 def caveats(study: StudyView) -> Iterator[Caveat]:
     search, audited = study.data.config.search, study.audited
     if study.data.ended is None:
@@ -184,6 +199,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     completed = sum(record.state is TrialState.COMPLETE for record in searched)
     if 0 < completed < FEW_TRIALS:
         yield study.caveat("few_trials", completed=completed)
+    yield from _few_examples(study)
     if search.learn_from:
         yield study.caveat("learned_from", studies=len(search.learn_from))
     for edge in study.edges:
@@ -191,13 +207,14 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     asked, own = study.recommendation.target, study.data.config.target.at()
     # An easier target might be met by trials that were stopped because they could not meet the
     # study's own; a harder one by trials that emitted more than the best at the study's own.
-    met = [
-        run.trial
-        for run in searched
-        if run.state is TrialState.PRUNED and _met_with_less(run, study.recommendation)
-    ]
-    if asked != own and search.goal == "recommend" and met:
-        yield study.caveat("met_before_stopped", trials=met, own=own.value)
+    if asked != own and search.goal == "recommend":
+        met = [
+            run.trial
+            for run in searched
+            if run.state is TrialState.PRUNED and _met_with_less(run, study.recommendation)
+        ]
+        if met:
+            yield study.caveat("met_before_stopped", trials=met, own=own.value)
     reason = (
         StopReason.TARGET
         if asked.quality.rank(asked.value) > own.quality.rank(own.value)

@@ -15,21 +15,25 @@ from carbonopt.core.arrays import Array, Indices
 
 _SPREAD = 0.5  # standard deviation of ln(cost) between settings
 _NOISE = 0.02  # standard deviation of ln(measurement); 1 % between identical runs on an H200
-# Number of measurements whose scatter counts as _NOISE before any setting was measured twice. When
-# the same setting took 9.5 and 0.65 mg, on a busy machine, each of two measurements is uncertain by
-# a factor of two.
+# Weight of the assumption that measurements scatter by _NOISE, as a number of measurements that
+# would show it. On a busy machine the same setting was measured at 9.5 and at 0.65 mg CO2e:
+# with this weight, each of two such measurements is uncertain by a factor of two.
 _NOISE_FROM = 4
-# Share of the draws that take one measurement to be wrong, and the most measurements with which
-# this is done: with so few, each of them decides. A first trial beside other work can measure 15
-# times what it would take alone, and nothing else that was measured shows it.
+# Share of the draws in which one measurement is taken to be wrong, and the largest number of
+# measurements with which this is done: among so few, a single wrong one decides. The cost of a
+# first trial beside other work can be measured 15 times too high, and no other measurement shows
+# it.
 _DOUBT, _DOUBTED_TO = 0.1, 8
 _FIT_FROM = 4  # different settings; fewer say nothing about how fast the cost changes
-# The most settings that the kernel's parameters are fitted to: the time grows with their third
-# power.
+# Largest number of settings that the kernel's parameters are fitted to: the time grows with their
+# third power.
 _FIT_TO = 100
-# An out of memory shows that at least the capacity was needed, not how much: it counts as the
-# capacity times the exponential of this.
+# A trial that ran out of memory shows that it needed at least the capacity, not how much: it counts
+# as having needed the capacity times the exponential of this.
 _BEYOND_CAPACITY = 0.3
+# Standard deviation of ln(measured memory ÷ estimated memory): from 0.93 to 1.05 between OPT-1.3B
+# and Llama 7B (reports/real-sizes.md).
+_ESTIMATE_ERROR = 0.05
 
 
 class SettingModel:
@@ -193,3 +197,29 @@ def chance_to_fit(
     )
     mean, spread = SettingModel(known, values).predict(rows)
     return np.asarray(ndtr((math.log(capacity_gib) - mean) / np.hypot(spread, 0.05)))
+
+
+def chance_by_estimate(
+    estimates_gib: Array,
+    known_gib: Array,
+    peaks_gib: Sequence[float | None],
+    capacity_gib: float,
+) -> Array:
+    """Return the probability that configurations fit in a device's memory, by their estimates.
+
+    What trials needed beyond their own estimates is expected of all.
+
+    Args:
+        estimates_gib: (n,), each configuration's estimate, with the margin that it needs.
+        known_gib: (m,), the estimates of trials whose memory is known.
+        peaks_gib: the trials' peaks; None for a trial that ran out of memory.
+        capacity_gib: the device's memory.
+    """
+    beyond = [
+        math.log((capacity_gib if peak is None else peak) / estimate)
+        for peak, estimate in zip(peaks_gib, known_gib, strict=True)
+    ]
+    room = math.log(capacity_gib) - np.log(estimates_gib)
+    if beyond:
+        room -= max(beyond) + _ESTIMATE_ERROR
+    return np.where(room >= 0, 1.0, ndtr(room / _ESTIMATE_ERROR))

@@ -16,8 +16,8 @@ beside the noise of each evaluation. The parameters are those of highest posteri
 priors that hold for language models at large. Evaluations that fit badly (a spike of the loss) lose
 their weight.
 
-scikit-learn's `GaussianProcessRegressor`, which serves for the costs, has neither of the last two:
-it takes no priors for its kernel's parameters, and lowers no evaluation's weight.
+scikit-learn's `GaussianProcessRegressor`, which is used for the costs, could not do this: it takes
+no priors for its kernel's parameters, and lowers no evaluation's weight.
 """
 
 import math
@@ -41,6 +41,8 @@ from carbonopt.core.quality import Quality
 _TYPICAL_SPREAD = 0.3
 _QUARTILES_APART = 1.349  # distance of a normal distribution's quartiles, in standard deviations
 _LEAST_LOSS = 1e-9  # the smallest loss whose logarithm is taken
+
+FIT_ITERATIONS = 40  # largest number of iterations of a fit, unless fewer are asked for
 
 # Columns of a row.
 LN_BATCH, LN_RATE, LN_STEPS, RATE_SHARE = range(4)
@@ -105,9 +107,9 @@ class Points:
 
         Shares that have no evaluation of the trial on both sides are left out.
         """
-        own = self.trial == trial
-        later = [own & (self.share > share) for share in shares]
-        return [mask for mask in later if mask.any() and (own & ~mask).any()]
+        of_trial = self.trial == trial
+        later = [of_trial & (self.share > share) for share in shares]
+        return [mask for mask in later if mask.any() and (of_trial & ~mask).any()]
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ class Link:
     def of(cls, quality: Quality, losses: Sequence[float], examples: float = math.inf) -> "Link":
         """Create the link for losses like those that are modelled.
 
-        On its scale they spread as the logarithms do to which the priors refer.
+        On its scale they spread as widely as the logarithms of losses for which the priors were
+        made.
         """
         if quality.link != "identity":
             return cls(None, examples)
@@ -160,8 +163,8 @@ class CurveModel:
         fitted: a model whose parameters, and distrust of outliers among the first points, are kept;
             None: the parameters are fitted.
         effort: iterations of the fit.
-        earlier: number of prior studies whose evaluations are among these. As many last columns say
-            which study a row belongs to.
+        earlier: number of prior studies whose evaluations are among these. The rows' last columns,
+            one for each prior study, say which study a row belongs to.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class CurveModel:
         link: Link,
         centre: tuple[float, float],
         fitted: Self | None = None,
-        effort: int = 40,
+        effort: int = FIT_ITERATIONS,
         earlier: int = 0,
     ) -> None:
         columns = points.rows.shape[1]
@@ -221,11 +224,11 @@ class CurveModel:
         """
         z, mean, solved = self._across(rows, trials)
         linear = (self._terms(z) ** 2).sum(1)
-        own = (
+        before = (
             math.exp(2 * self.parameters[_AMPLITUDE])
             + math.exp(2 * self.parameters[_SHARE]) * z[:, -1] ** 2
         )
-        variance = own + linear + self.noise**2 - (solved**2).sum(0)
+        variance = before + linear + self.noise**2 - (solved**2).sum(0)
         return mean, np.sqrt(np.maximum(variance + self._link.variance(mean), 1e-12))
 
     def surprise(self, hidden: Mask) -> float:
@@ -351,8 +354,8 @@ class CurveModel:
         return bool(bad.any())
 
     def _noise(self, parameters: Array) -> Array:
-        own, each = _noise_variances(parameters)
-        return np.asarray(own * self._same + np.diag(each + self._distrust))
+        per_trial, each = _noise_variances(parameters)
+        return np.asarray(per_trial * self._same + np.diag(each + self._distrust))
 
     def _condition(self) -> None:
         self._z = self._coordinates(self._rows, self.parameters)
@@ -362,8 +365,8 @@ class CurveModel:
             + self._noise(self.parameters)
         )
         self._root = cholesky(covariance, lower=True) if len(self._y) else np.zeros((0, 0))
-        rest = self._y - self._prior_mean(self._z)
-        self._solved = cho_solve((self._root, True), rest) if len(rest) else rest
+        residuals = self._y - self._prior_mean(self._z)
+        self._solved = cho_solve((self._root, True), residuals) if len(residuals) else residuals
 
     def _across(self, rows: Array, trials: Sequence[int] | None) -> tuple[Array, Array, Array]:
         """Return the rows' coordinates, their mean, and what is explained of their covariance.
@@ -373,8 +376,8 @@ class CurveModel:
         z = self._coordinates(rows - self._origin, self.parameters)
         across = self._kernel(z, self._z)[0] + self._linear(z, self._z)
         if trials is not None:
-            own = np.asarray(trials)[:, None] == self.points.trial[None, :]
-            across = across + _noise_variances(self.parameters)[0] * own
+            same_trial = np.asarray(trials)[:, None] == self.points.trial[None, :]
+            across = across + _noise_variances(self.parameters)[0] * same_trial
         solved = (
             solve_triangular(self._root, across.T, lower=True)
             if len(self._y)
@@ -397,9 +400,9 @@ class CurveModel:
             )
         except np.linalg.LinAlgError:
             return 1e10, np.zeros_like(parameters)
-        rest = self._y - self._prior_mean(z)
-        solved = cho_solve((root, True), rest)
-        value = rest @ solved / 2 + np.log(np.diag(root)).sum() + (scaled**2).sum() / 2
+        residuals = self._y - self._prior_mean(z)
+        solved = cho_solve((root, True), residuals)
+        value = residuals @ solved / 2 + np.log(np.diag(root)).sum() + (scaled**2).sum() / 2
         # d value / d K, times two; then K's derivatives by each parameter.
         by_kernel = _inverse(root) - np.outer(solved, solved)
         gradient = np.zeros_like(parameters)

@@ -25,6 +25,7 @@ from carbonopt.core.dimensions import (
     DEFAULT_DECAY_RATIO,
     DEFAULT_LR_SCHEDULER,
     DIMENSIONS,
+    STEPS_FOLLOW,
     Affects,
     StatedAffects,
     TrainingParams,
@@ -54,7 +55,8 @@ _EXPECTED_COSTS: dict[str, dict[Any, float]] = {
 # is expected (a script's `width` of 64 took a twelfth of what 1024 took), and of a choice of
 # carbonopt's own of which nothing is expected.
 _OWN_EFFECT, _UNEXPECTED_EFFECT = 2.0, 0.5
-# Largest ÷ smallest of numeric choices from which on they are compared by their logarithms.
+# Numeric choices whose largest is at least this many times the smallest are compared by their
+# logarithms.
 _MANIFOLD = 10
 _RANGE = 4.0  # width to which the values of a numeric dimension without an own feature are scaled
 # Dimensions near whose advised values the best is expected.
@@ -67,17 +69,16 @@ _CURVE_CORE = (
     "epochs",
     "lr_scheduler",
 )
-# Larger numbers, or smaller ones than 1 ÷ it, have logarithms and differences that are not worth
-# comparing.
+# Numbers above this are refused, and so are numbers other than 0 below 1 ÷ this, both regardless of
+# their sign: their logarithms and differences are not worth comparing.
 _LARGEST = 1e30
-# The most evaluations that a model is fitted to: its time grows with their third power.
+# Largest number of evaluations that a model is fitted to: its time grows with their third power.
 POINTS = 240
-# The dimensions that a training's number of steps follows where carbonopt trains: epochs ×
-# sequences ÷ batch.
-STEPS_FOLLOW: tuple[str, ...] = ("epochs", "global_batch_size")
 _LAWS: tuple[tuple[str, ...], ...] = (STEPS_FOLLOW, ("epochs",), ("global_batch_size",), ())
-# Largest ÷ smallest ratio: above the first a law plainly fails, below the second it holds. Whole
-# global batches make the usual law differ by little.
+# For each law, the trials' numbers of steps are divided by what the law gives for them. If the
+# largest of these ratios ÷ the smallest is above the first value, the law plainly fails; below the
+# second, it holds. Even where the usual law holds, the ratios differ a little, since an epoch
+# consists of whole global batches.
 _PLAINLY, _HOLDS = (1.3, 1.02)
 _PARTS = 512  # parts of a run, at whose ends the schedule is computed
 
@@ -124,7 +125,7 @@ class SpaceEncoder:
 
         The columns are the expected logarithm, ln(global batch), and the other dimensions.
         """
-        return self._rows(configurations, "cost", "global_batch_size", _expected_cost)
+        return self._rows(configurations, "cost", "global_batch_size", expected_cost)
 
     def memory_rows(self, configurations: Configurations) -> Array:
         """Return the features that the memory depends on, (n, columns).
@@ -356,8 +357,8 @@ def _can_be(name: str, value: Any) -> bool:
     if name == "lr_scheduler":
         return isinstance(value, str)
     dimension = DIMENSIONS.get(name)
-    # The models look only into the needed dimensions; others are words or numbers to them, whatever
-    # carbonopt makes of them.
+    # The models know the meaning of the dimensions in NEEDED alone. All others are words or numbers
+    # to them, whatever they mean elsewhere in carbonopt.
     if dimension is None or (dimension.choices and name not in NEEDED):
         return True
     if isinstance(value, str) and not dimension.choices:
@@ -378,7 +379,7 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float]:
     return distribution.low, distribution.high
 
 
-def _expected_cost(values: Values) -> float:
+def expected_cost(values: Values) -> float:
     """Return the expected effect on a step's ln(cost) of settings that leave the quality alone."""
     batch = values.get("global_batch_size", 1)
     passes = max(1.0, batch / values.get("micro_batch_size_per_gpu", batch))
@@ -393,12 +394,13 @@ def _steps_by(values: Values, follows: tuple[str, ...]) -> float:
 
 
 def steps_law(observations: Sequence[Observation]) -> tuple[float, tuple[str, ...]]:
-    """Return the sequences in an epoch, and the dimensions that the number of steps follows.
+    """Return the sequences in an epoch, and the dimensions on which the number of steps depends.
 
-    The first is the median of the trials' numbers of steps divided by what they follow. It is 1
-    while no trial has a number of steps: then only ratios between configurations are known. A
-    script may make as many steps whatever its batch, or count no epochs. The law is then the one
-    that holds where the usual one plainly doesn't.
+    The number of sequences is the median, over the trials, of the number of steps divided by what
+    these dimensions give (epochs ÷ batch, by the usual law). It is 1 while no trial has a number of
+    steps: then only ratios between configurations are known. A script may make the same number of
+    steps with every batch, or count no epochs. So if the usual law plainly fails and another one
+    holds, that one is returned.
     """
     ratios = _ratios_by_law(observations)
     if ratios is None:
@@ -461,10 +463,10 @@ def progress(params: TrainingParams, fraction: float) -> tuple[float, float]:
     areas, shares = _curves(scheduler, warmup, params.decay_ratio or DEFAULT_DECAY_RATIO)
     place = min(max(fraction, 0.0), 1.0) * _PARTS
     before = min(int(place), _PARTS - 1)
-    rest = place - before
+    beyond = place - before
 
     def between(values: np.ndarray) -> float:  # numpy.interp takes ten times as long for one place
-        return float(values[before] + rest * (values[before + 1] - values[before]))
+        return float(values[before] + beyond * (values[before + 1] - values[before]))
 
     return between(areas), between(shares)
 
@@ -477,21 +479,21 @@ def _curves(scheduler: str, warmup: float, decay: float) -> tuple[np.ndarray, np
     """
     done = np.linspace(0.0, 1.0, _PARTS + 1)
     # Share of the part after the warm-up.
-    rest = np.clip((done - warmup) / max(1e-9, 1.0 - warmup), 0.0, 1.0)
+    after_warmup = np.clip((done - warmup) / max(1e-9, 1.0 - warmup), 0.0, 1.0)
     match scheduler:
         case name if not rate_decays(name, warmup):
             share = np.ones_like(done)
         case "cosine":
-            share = (1 + np.cos(np.pi * rest)) / 2
+            share = (1 + np.cos(np.pi * after_warmup)) / 2
         # Its floor is set in the training arguments; a tenth is what most take.
         case "cosine_with_min_lr":
-            share = 0.1 + 0.9 * (1 + np.cos(np.pi * rest)) / 2
+            share = 0.1 + 0.9 * (1 + np.cos(np.pi * after_warmup)) / 2
         case "inverse_sqrt":
             share = np.sqrt(warmup / np.maximum(done, warmup))
         case "warmup_stable_decay":
             share = 1 - np.sqrt(np.clip((done - (1 - decay)) / decay, 0.0, 1.0))
         case _:  # linear, and polynomial of power 1
-            share = 1.0 - rest
+            share = 1.0 - after_warmup
     if warmup > 0 and scheduler != "constant":
         share = np.where(done < warmup, done / warmup, share)
     heights = (share[1:] + share[:-1]) / 2

@@ -1,7 +1,8 @@
 """Rows with a class label: their classes, and their split into training and evaluation."""
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,9 +28,14 @@ class LabelledDataset(Dataset, extra="forbid"):
     """A data set of texts or images, each with its class."""
 
     builtin: Literal["digits"] | None = None  # scikit-learn's 1,797 images of 8 × 8 pixels
-    text_column: Name | None = None  # None: `text`, unless the data set has images
+    text_column: Name | None = None
+    """The texts' column; `text` unless given."""
+
     image_column: Name | None = None  # None: the data set has texts
+    """The images' column; the data set then is of images, not texts."""
+
     label_column: Name = "label"
+    """The column of the classes."""
 
     @property
     def has_images(self) -> bool:
@@ -116,14 +122,10 @@ def read_labelled(dataset: LabelledDataset) -> Labelled:
     source = _digits(*columns) if dataset.builtin == "digits" else source_rows(dataset, columns)
     names = source.names.get(dataset.label_column)
     words = [_label(row, dataset.label_column, names) for row in source.train]
-    _check_alike(source.train, dataset.label_column)
+    check_alike(source.train, dataset.label_column)
+    fraction = dataset.eval_fraction if source.evaluation is None else None
+    check_classes(Counter(words), dataset.label_column, fraction)
     classes = _sorted(set(words), names)
-    if len(classes) < 2:
-        only = f"has {classes[0]!r} alone" if classes else "has no rows"
-        raise BadInput(
-            f"column {dataset.label_column!r} must have two classes at least, but the training data"
-            f" {only}."
-        )
     places = {word: place for place, word in enumerate(classes)}
     labels = np.array([places[word] for word in words], np.int64)
     if source.evaluation is None:
@@ -208,7 +210,30 @@ def _digits(image_column: str, label_column: str) -> SourceRows:
     return SourceRows(rows, None, {})
 
 
-def _check_alike(rows: Sequence[Row], column: str) -> None:
+def check_classes(rows: Mapping[str, int], column: str, fraction: float | None) -> None:
+    """Check that there are two classes at least, and rows for the evaluation.
+
+    Args:
+        rows: the numbers of training rows by class.
+        column: the column of the classes.
+        fraction: the share that is set aside for evaluation; None: it has rows of its own.
+
+    Raises:
+        BadInput: if there is one class alone, or no class has a row to be set aside.
+    """
+    if len(rows) < 2:
+        only = f"has {next(iter(rows))!r} alone" if rows else "has no rows"
+        raise BadInput(
+            f"column {column!r} must have two classes at least, but the training data {only}."
+        )
+    if fraction is not None and max(rows.values()) < 2:
+        raise BadInput(
+            f"the training rows must be enough to set eval_fraction={fraction:g} of a class aside"
+            " for evaluation, but no class has two; give rows for evaluation."
+        )
+
+
+def check_alike(rows: Sequence[Row], column: str) -> None:
     """Refuse whole numbers beside words, since 1 would be the same class as "1"."""
     first = {isinstance(row.values[column], str): row for row in reversed(rows)}
     if len(first) == 2:
@@ -258,12 +283,6 @@ def _split(
         own = np.flatnonzero(labels == place)
         count = min(max(1, round(len(own) * fraction)), len(own) - 1)
         held_back[own[len(own) - count :]] = True
-    if not held_back.any():
-        aside = f"to set eval_fraction={fraction:g} of a class aside for evaluation"
-        raise BadInput(
-            f"the training rows must be enough {aside}, but no class has two; give rows for"
-            " evaluation."
-        )
     parts = [
         LabelledRows([rows[index] for index in np.flatnonzero(chosen).tolist()], labels[chosen])
         for chosen in (~held_back, held_back)

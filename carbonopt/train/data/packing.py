@@ -141,7 +141,7 @@ class Division:
 
 
 class MicroBatches(Dataset[dict[str, torch.Tensor]], ABC):
-    """One rank's micro batches in the order of training; item i is one forward pass.
+    """One rank's micro batches in the order of training; each item is one forward pass.
 
     Each epoch permutes the examples, from (seed, epoch), and keeps whole global batches. So global
     batches are the same however they are divided into micro batches, accumulation steps and ranks.
@@ -149,14 +149,19 @@ class MicroBatches(Dataset[dict[str, torch.Tensor]], ABC):
 
     def __init__(self, examples: int, division: Division) -> None:
         self._examples, self.division, self._epoch = examples, division, -1
+        self._steps_before = 0
+
+    def begin_after(self, step: int) -> None:
+        """Leave out the micro batches of the first steps, up to this one."""
+        self._steps_before = step
 
     def __len__(self) -> int:
-        return self.division.steps * self.division.accumulation_steps
+        return (self.division.steps - self._steps_before) * self.division.accumulation_steps
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self.batch(index)
+        return self.batch(self._steps_before * self.division.accumulation_steps + index)
 
     @abstractmethod
     def batch(self, index: int) -> dict[str, torch.Tensor]:

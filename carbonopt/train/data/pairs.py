@@ -23,9 +23,15 @@ _BUILTIN_WORDS, _EVERY = 8, 4
 
 
 class PairDataset(Dataset, extra="forbid"):
-    prompt_column: Name | None = "prompt"  # None: chosen and rejected are whole texts
+    prompt_column: Name | None = "prompt"
+    """The prompts' column in jsonl, json, csv, parquet and hub data sets; `null`: the answers'
+    columns hold whole texts."""
+
     chosen_column: Name = "chosen"
+    """The column of the better answers."""
+
     rejected_column: Name = "rejected"
+    """The column of the worse answers."""
 
     def violations(self) -> dict[str, bool]:
         columns = self.columns

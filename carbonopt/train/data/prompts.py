@@ -52,7 +52,7 @@ class RawPrompts(NamedTuple):
         Raises:
             BadInput: if no prompt is left, or the chat template can't write messages.
         """
-        texts = [spelt(prompt, tokenizer, where) for prompt, where in self.prompts]
+        texts = [_as_given(prompt, tokenizer, where) for prompt, where in self.prompts]
         short = [text for text in texts if len(tokenizer(text)["input_ids"]) <= length]
         if not short:
             each = (
@@ -67,6 +67,18 @@ class RawPrompts(NamedTuple):
             f" {length} tokens."
         )
         return Prompts(short, (note,) if left_out else ())
+
+
+def _as_given(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase, where: str) -> str:
+    """Return a prompt as the tokenizer is given it.
+
+    Many chat templates write the beginning-of-text token. Where the tokenizer itself puts one
+    before each text, as TRL and a reward model ask for, a chat would begin with two.
+    """
+    text, begin = spelt(prompt, tokenizer, where), tokenizer.bos_token_id
+    if isinstance(prompt, str) or begin is None or tokenizer("")["input_ids"][:1] != [begin]:
+        return text
+    return text.removeprefix(str(tokenizer.bos_token))
 
 
 def read_prompts(dataset: "PromptDataset") -> tuple[RawPrompts, RawPrompts]:

@@ -163,17 +163,25 @@ class Responses(Examples):
             Rows(arrays["targets"], starts),
         )
         self._positions = None if positions is None else Rows(positions, starts)
+        # padding at a row's end counts as one more sequence
+        self._most_in_a_row = (
+            0
+            if positions is None
+            else 1 + int(np.add.reduceat(positions == 0, starts[:-1], dtype=np.int64).max())
+        )
         weights: Indices = np.add.reduceat(
             arrays["targets"] != IGNORED, starts[:-1], dtype=np.int64
         )
         super().__init__(weights, lengths=self._inputs.lengths)
 
     def batch(self, indices: Indices) -> dict[str, torch.Tensor]:
-        """Return inputs and targets, and `position_ids` of packed rows.
+        """Return inputs and targets, and of packed rows `position_ids` and `example_starts`.
 
         They are int64 [batch, length], where the length is the longest row's, rounded up, or, with
         packing, the sequence length. No mask is needed: a causal model reads nothing of the padding
-        at a row's end for its targets. In a packed row each padding token is a sequence of its own.
+        at a row's end for its targets. By the positions each padding token of a packed row is a
+        sequence of its own. `example_starts`, int32 [batch, most], are the places where a row's
+        examples and its padding begin, filled up with the sequence length.
         """
         longest, positions = self._sequence_length, self._positions
         multiple = PADDED_TO if positions is None else longest
@@ -181,5 +189,23 @@ class Responses(Examples):
         targets, _ = self._targets.padded(indices, IGNORED, multiple, longest)
         batch = {"input_ids": inputs, "targets": targets}
         if positions is not None:
-            batch["position_ids"], _ = positions.padded(indices, 0, multiple, longest)
+            batch["position_ids"], present = positions.padded(indices, 0, multiple, longest)
+            begins = (batch["position_ids"] == 0) & (present == 1)
+            batch["example_starts"] = self._starts(begins.numpy(), present.numpy())
         return batch
+
+    def _starts(
+        self, begins: npt.NDArray[np.bool_], present: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """Return the `example_starts` of packed rows.
+
+        Args:
+            begins: bool [batch, length], whether an example begins at a place.
+            present: [batch, length], 0 where a row has padding.
+        """
+        length = begins.shape[1]
+        starts = np.full((len(begins), self._most_in_a_row), length, np.int32)
+        for row, places in enumerate(map(np.flatnonzero, begins)):
+            starts[row, : len(places)] = places
+            starts[row, len(places)] = present[row].sum()
+        return torch.from_numpy(starts)

@@ -143,6 +143,57 @@ def check_columns(dataset: Dataset) -> None:
             next(file_rows(path, dataset.columns), None)
 
 
+def column_names(path: Path) -> tuple[str, ...]:
+    """Return the names of the columns of a file whose `data_suffix` is one of READERS.
+
+    Those of JSON are the keys of the first row.
+
+    Raises:
+        BadInput: if the file can't be read, or has no row.
+    """
+    suffix = data_suffix(path)
+    with readable(path):
+        if suffix == ".parquet":
+            return _parquet_names(path)
+        if suffix in (".csv", ".tsv"):
+            with (
+                _open_text(path, newline="") as file,
+                refused(
+                    f"{path}, line 1, must be a row of column names, but isn't: {{}}.", csv.Error
+                ),
+            ):
+                delimiter = "," if suffix == ".csv" else "\t"
+                names = next(csv.reader(file, delimiter=delimiter, strict=True), [])
+        else:
+            names = _json_names(path, whole=suffix == ".json")
+    if not names:
+        raise BadInput(f"the data file {path} must have rows in it, but is empty.")
+    return tuple(names)
+
+
+def _json_names(path: Path, *, whole: bool) -> list[str]:
+    if whole:
+        text = file_bytes(path).decode("utf-8-sig")
+    else:
+        with _open_text(path) as lines:
+            text = next((line for line in lines if line.strip()), "{}")
+    with refused(f"{path} must hold JSON objects, but doesn't: {{}}.", ValueError, RecursionError):
+        value = _parsed(text)
+    first = value[0] if isinstance(value, list) and value else value
+    if not isinstance(first, _JsonObject):
+        raise BadInput(
+            f"{path} must hold JSON objects, but its first row is a {type(first).__name__}."
+        )
+    return first.names
+
+
+def _parquet_names(path: Path) -> tuple[str, ...]:
+    import pyarrow.parquet
+
+    with refused(f"the data file {path} must be Parquet, but isn't: {{}}.", pyarrow.ArrowException):
+        return tuple(pyarrow.parquet.read_schema(path).names)
+
+
 def data_suffix(path: Path) -> str:
     """Return a data file's suffix in lower case, without the .gz of a compressed one."""
     suffix = path.suffix.lower()

@@ -18,7 +18,7 @@ from carbonopt.train.data.rows import (
 )
 
 # Suffixes of files that don't hold plain text to be trained on.
-_NO_TEXT = (
+NO_TEXT = (
     ".7z", ".arrow", ".avro", ".bin", ".bz2", ".db", ".docx", ".feather", ".gz", ".h5", ".hdf5",
     ".jl", ".jsonlines", ".lz4", ".npy", ".npz", ".odt", ".ods", ".orc", ".pdf", ".pickle", ".pkl",
     ".pq", ".psv", ".pt", ".rar", ".sqlite", ".tab", ".tar", ".tgz", ".xls", ".xlsx", ".xz", ".zip",
@@ -124,7 +124,7 @@ def _documents(path: Path, dataset: TextDataset) -> Iterable[Row]:
     (column,), suffix = dataset.columns, data_suffix(path)
     if suffix in READERS:
         return file_rows(path, (column,))
-    if suffix in _NO_TEXT:
+    if suffix in NO_TEXT:
         readers = ", ".join(READERS)
         raise BadInput(
             f"the data file {path} must be text or one of {readers}, but is a {suffix} file;"

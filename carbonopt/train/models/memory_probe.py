@@ -2,26 +2,21 @@
 
 A forward and a backward pass run on tensors that have shapes but no numbers (torch's meta device).
 Autograd keeps and frees them as it does on a GPU.
-
-`python -m carbonopt.train.models.memory_probe` reads a MemorySpec from standard input and prints a
-MemoryAnswer.
 """
 
 import itertools
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate.utils.other import compile_regions_deepspeed
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedConfig, Trainer, TrainingArguments
+from transformers import PreTrainedConfig
 
 from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.core.errors import BadInput
@@ -33,13 +28,14 @@ from carbonopt.spec.model_memory import (
     MemoryProfile,
     MemorySpec,
     ModelMemory,
+    Moment,
 )
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Range, Space, values_of
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.models import model as models
 from carbonopt.train.models.layer_extrapolation import by_layers
-from carbonopt.train.models.live_memory import MOST_S, LiveMemory
+from carbonopt.train.models.live_memory import MOST_CPU_S, LiveMemory
 from carbonopt.train.optim import muon
 from carbonopt.train.speed.float8_layers import train_in_float8
 from carbonopt.train.tasks.task import SMALLEST_EVAL_BATCH, task_for
@@ -78,7 +74,8 @@ def _attention(
         return _unfused_attention(query, key, value, attn_mask, dropout_p, scale)
     if attn_mask is None and query.dtype in _HALF.values():
         flash = operations._scaled_dot_product_flash_attention
-        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
+        out: torch.Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return out
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -115,20 +112,27 @@ def _cross_entropy(input: Tensor, target: Tensor, *arguments: Any, **options: An
         return _CROSS_ENTROPY(input, target, *arguments, **options)
     reduction = ("none", "mean", "sum").index(options.get("reduction", "mean"))
     nll_loss, ignored = torch.ops.aten.nll_loss_forward, options.get("ignore_index", -100)
-    return nll_loss(F.log_softmax(input, -1), target, None, reduction, ignored)[0]  # type: ignore[no-any-return]
+    loss: torch.Tensor = nll_loss(F.log_softmax(input, -1), target, None, reduction, ignored)[0]
+    return loss
 
 
-def _compiled(live: LiveMemory) -> Callable[..., Any]:
+def _compiled(live: LiveMemory, traced: Callable[[], None]) -> Callable[..., Any]:
     """Return a replacement of `torch.compile` that makes no kernels.
 
     It keeps the compiler's own division between forward and backward pass, which decides what is
     kept and what is recomputed.
+
+    Args:
+        live: Counts what the compiled functions keep.
+        traced: Is called for each forward or backward pass that has been traced.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
     def kernels(graph: Any, inputs: Any) -> Any:
+        traced()
+
         def run(arguments: list[Any]) -> Any:
             with live.one_kernel():
                 given = tuple(arguments)
@@ -150,12 +154,17 @@ def _compiled(live: LiveMemory) -> Callable[..., Any]:
 
 
 @contextmanager
-def _as_on_a_gpu(live: LiveMemory, compiles: bool) -> Iterator[None]:
+def _as_on_a_gpu(compile_: Callable[..., Any] | None) -> Iterator[None]:
+    """Replace what torch does otherwise on the meta device than on a GPU.
+
+    Args:
+        compile_: The replacement of `torch.compile`; None: nothing is compiled.
+    """
     places: tuple[tuple[Any, str, Any], ...] = (
         (F, "scaled_dot_product_attention", _attention),
         (F, "dropout", _dropout),
         (F, "cross_entropy", _cross_entropy),
-        *([(torch, "compile", _compiled(live))] if compiles else []),
+        *([(torch, "compile", compile_)] if compile_ is not None else []),
     )
     own = [getattr(module, name) for module, name, _ in places]
     try:
@@ -181,8 +190,8 @@ def model_memory(
     length that the workload allows.
 
     Raises:
-        BadInput: The model can't run without numbers, profiling takes longer than a minute, or the
-            task doesn't say what its batches are.
+        BadInput: The model can't run without numbers, profiling takes more than a minute of CPU
+            time, or the task doesn't say what its batches are.
     """
     if (dropout := space["dropout"]) is not None:  # any value but 0 keeps a mask
         config = models.with_dropout(config, max(map(float, _ends(dropout))))
@@ -194,25 +203,20 @@ def model_memory(
     given["overlapped"] = "overlap_comm"
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
-    until = time.monotonic() + MOST_S
     every = list(_settings(space))
     known = [settings for settings in every if not _has_no_estimate(task, settings)]
     if not known:
         raise BadInput(f"there is no estimate for {_WITHOUT_ESTIMATE}")
     with refused(sentence, *_UNRUNNABLE):
-        profiles = tuple(
-            _profile(
-                task,
-                config,
-                settings,
-                _micro_batches(space, world_size),
-                eval_batch_size,
-                folder,
-                until,
-                by_muon="muon" in values_of(space["optimizer"]),
-            )
-            for settings in known
+        probe = Probe(
+            task,
+            config,
+            _micro_batches(space, world_size),
+            eval_batch_size,
+            folder,
+            by_muon="muon" in values_of(space["optimizer"]),
         )
+        profiles = tuple(probe.profile(settings) for settings in known)
     return ModelMemory(
         profiles=profiles,
         optimizer_bytes_per_parameter=states,
@@ -256,59 +260,173 @@ def _ends(domain: Any) -> tuple[Scalar, ...]:
     return tuple(int(end) if float(end).is_integer() else end for end in (domain.low, domain.high))
 
 
-def _profile(
-    task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...],
-    eval_size: int | None, folder: PreparedFolder | None, until: float, by_muon: bool,
-) -> MemoryProfile:  # fmt: skip
-    model = _model(task, config, settings)
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-    matrices = muon.hidden_matrices(model) if by_muon else []
-    hidden = [torch.empty(matrix.shape, device="meta") for matrix in matrices]
+class Probe:
+    """Runs a model without numbers in one setting after another.
 
-    def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
-        return _passes(task, config, settings, sizes, eval_size, folder, until)
+    All settings have one compiler, so that a layer that several of them have is traced once.
 
-    compiles = bool(_setting(task, settings, "torch_compile"))
-    by_rule = None if compiles else by_layers(config, sum(trained), passes)
-    activations = by_rule or passes(config)[1]
-    return MemoryProfile(
-        settings=settings,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        trained_parameters=sum(trained),
-        largest_parameter=max(trained),
-        hidden_parameters=sum(matrix.numel() for matrix in hidden),
-        muon_step_bytes=_muon_step_bytes(hidden) if hidden else 0,
-        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
-        activations=tuple(activations),
-    )
+    Args:
+        task: The task that trains the model.
+        config: The model's configuration.
+        sizes: The micro batch sizes.
+        eval_size: The batch size of evaluations; None: that of the micro batch.
+        folder: The prepared folder whose longest examples are meant, see `model_memory`.
+        by_muon: Whether Muon may be the optimizer.
+    """
 
+    def __init__(
+        self,
+        task: TrainerTask,
+        config: PreTrainedConfig,
+        sizes: tuple[int, ...],
+        eval_size: int | None,
+        folder: PreparedFolder | None = None,
+        *,
+        by_muon: bool = False,
+    ) -> None:
+        self._task, self._config, self._folder = task, config, folder
+        self._sizes, self._eval_size, self._by_muon = sizes, eval_size, by_muon
+        self._live = LiveMemory(task.masks_attention, time.process_time() + MOST_CPU_S)
+        self._compile: Callable[..., Any] | None = None
+        self._traced = 0  # forward and backward passes that the compiler has traced so far
+        self._weights: dict[tuple[Any, ...], _Weights] = {}
 
-def _passes(
-    task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any], sizes: tuple[int, ...],
-    eval_size: int | None, folder: PreparedFolder | None, until: float,
-) -> tuple[int, list[Activations]]:  # fmt: skip
-    """Return the trained parameters of a model, and its activation memory for each micro batch."""
-    live = LiveMemory(task.masks_attention, until)
-    compiles = bool(_setting(task, settings, "torch_compile"))
-    fused = settings["output_layer"] not in (None, "standard")
-    flexible = settings["attention_implementation"] == "flex_attention"
-    with _as_on_a_gpu(live, compiles=compiles or fused or flexible):
-        model = _model(task, config, settings)
-        if fused:
+    def profile(self, settings: dict[str, Any]) -> MemoryProfile:
+        """Return the memory of the whole model in these settings."""
+        weights = self._weights_of(settings)
+
+        def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
+            before = self._traced
+            counted = self.passes(config, settings)
+            if self._traced > before and config is not self._config:
+                # Tracing leaves a few kibibytes behind, which would break the rule by layers.
+                return self.passes(config, settings)
+            return counted
+
+        by_rule = by_layers(self._config, weights.trained, passes)
+        return MemoryProfile(
+            settings=settings,
+            parameters=weights.parameters,
+            trained_parameters=weights.trained,
+            largest_parameter=weights.largest,
+            hidden_parameters=weights.hidden,
+            muon_step_bytes=weights.muon_step_bytes,
+            buffer_bytes=weights.buffer_bytes,
+            activations=tuple(by_rule or passes(self._config)[1]),
+        )
+
+    def passes(
+        self, config: PreTrainedConfig, settings: dict[str, Any]
+    ) -> tuple[int, list[Activations]]:
+        """Return the trained parameters of a model, and its activations for each micro batch."""
+        compiles = bool(_setting(self._task, settings, "torch_compile"))
+        compiler = self._compiler() if self._needs_compiler(settings) else None
+        with _as_on_a_gpu(compiler):
+            model = _model(self._task, config, settings)
+            if compiles:
+                from accelerate.utils.other import compile_regions_deepspeed
+
+                # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for
+                # it.
+                compile_regions_deepspeed(model)
+            activations = self._activations(model, compiles)
+        trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
+        return trained, activations
+
+    def _needs_compiler(self, settings: dict[str, Any]) -> bool:
+        fused = settings["output_layer"] not in (None, "standard")
+        flexible = settings["attention_implementation"] == "flex_attention"
+        return fused or flexible or bool(_setting(self._task, settings, "torch_compile"))
+
+    def _compiler(self) -> Callable[..., Any]:
+        """Return the one replacement of `torch.compile`, whose traces later settings find again."""
+        if self._compile is None:
             # A process otherwise compiles at most eight versions of one function's code and runs
             # the ninth uncompiled.
-            torch._dynamo.config.recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
-            torch._dynamo.config.accumulated_recompile_limit = _MOST_COMPILED  # type: ignore[attr-defined]
-        if compiles:
-            # What the compiler keeps of a layer can depend on what it has compiled before.
-            torch._dynamo.reset()  # type: ignore[no-untyped-call]
-            # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for it.
-            compile_regions_deepspeed(model)
-        activations = [
-            _activations(task, model, live, size, eval_size, compiles, folder) for size in sizes
+            config = torch._dynamo.config  # type: ignore[attr-defined]
+            config.recompile_limit = config.accumulated_recompile_limit = _MOST_COMPILED
+            config.fail_on_recompile_limit_hit = True
+            self._compile = _compiled(self._live, self._note_trace)
+        return self._compile
+
+    def _note_trace(self) -> None:
+        self._traced += 1
+
+    def _activations(self, model: Any, compiles: bool) -> list[Activations]:
+        moments = [self._moments(model, size, compiles) for size in self._sizes]
+        model.eval()
+        batches = [self._eval_size or max(size, SMALLEST_EVAL_BATCH) for size in self._sizes]
+        evaluations = {size: self._evaluation_bytes(model, size) for size in set(batches)}
+        return [
+            Activations(
+                micro_batch_size=size, moments=of_size, evaluation_bytes=evaluations[eval_size]
+            )
+            for size, of_size, eval_size in zip(self._sizes, moments, batches, strict=True)
         ]
-    trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
-    return trained, activations
+
+    def _moments(self, model: Any, size: int, compiles: bool) -> tuple[Moment, ...]:
+        """Return the moments of a forward and a backward pass of a micro batch."""
+        live = self._live
+        live.begin(itertools.chain(model.parameters(), model.buffers()))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(live.gradient_is_made)
+            for parameter in trained
+        ]
+        with live:
+            model.train()
+            self._task.largest_loss(model, size, compiles, self._folder).backward()
+            moments = live.moments
+            for parameter in trained:
+                parameter.grad = None
+        for hook in hooks:
+            hook.remove()
+        return moments
+
+    def _evaluation_bytes(self, model: Any, size: int) -> int:
+        """Return the most bytes of activations at once in an evaluation's forward pass."""
+        self._live.begin(itertools.chain(model.parameters(), model.buffers()))
+        with self._live, torch.no_grad():
+            self._task.largest_evaluation(model, size, self._folder)
+        return self._live.peak_bytes
+
+    def _weights_of(self, settings: dict[str, Any]) -> "_Weights":
+        """Return the whole model's weights; settings that have the same ones share them.
+
+        A fused output layer has the weights of the layer that it replaces.
+        """
+        key = settings["float8"], settings["lora_rank"]
+        if key not in self._weights:
+            self._weights[key] = _Weights.of(
+                _model(self._task, self._config, settings), self._by_muon
+            )
+        return self._weights[key]
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The numbers and bytes of a whole model's parameters and buffers, see MemoryProfile."""
+
+    parameters: int
+    trained: int
+    largest: int
+    hidden: int
+    muon_step_bytes: int
+    buffer_bytes: int
+
+    @classmethod
+    def of(cls, model: Any, by_muon: bool) -> "_Weights":
+        trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        matrices = muon.hidden_matrices(model) if by_muon else []
+        hidden = [torch.empty(matrix.shape, device="meta") for matrix in matrices]
+        return cls(
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            trained=sum(trained),
+            largest=max(trained),
+            hidden=sum(matrix.numel() for matrix in hidden),
+            muon_step_bytes=_muon_step_bytes(hidden) if hidden else 0,
+            buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
+        )
 
 
 def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]) -> Any:
@@ -340,30 +458,6 @@ def _setting(task: TrainerTask, settings: dict[str, Any], name: str) -> Any:
     return any(map(given.get, DIMENSIONS[name].arguments)) if value is None else value
 
 
-def _activations(
-    task: TrainerTask, model: Any, live: LiveMemory, size: int, eval_size: int | None,
-    compiles: bool, folder: PreparedFolder | None,
-) -> Activations:  # fmt: skip
-    live.begin(itertools.chain(model.parameters(), model.buffers()))
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(live.gradient_is_made) for parameter in trained
-    ]
-    with live:
-        model.train()
-        task.largest_loss(model, size, compiles, folder).backward()
-        moments = live.moments
-        for parameter in trained:
-            parameter.grad = None
-        model.eval()
-        live.begin(itertools.chain(model.parameters(), model.buffers()))
-        with torch.no_grad():
-            task.largest_evaluation(model, eval_size or max(size, SMALLEST_EVAL_BATCH), folder)
-    for hook in hooks:
-        hook.remove()
-    return Activations(micro_batch_size=size, moments=moments, evaluation_bytes=live.peak_bytes)
-
-
 def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
     """Return the bytes per parameter of the Trainer's optimizer: its states, and its step's extra.
 
@@ -371,18 +465,10 @@ def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
         BadInput: The optimizer can't be made without a GPU.
     """
     chosen = {key: value for key, value in given.items() if key in ("optim", "optim_args")}
-    arguments = TrainingArguments(
-        output_dir="unused",
-        report_to="none",
-        use_cpu=True,
-        **{"optim": "adamw_torch_fused"} | chosen,
-    )
-    sentence = (
-        f"the optimizer {getattr(arguments.optim, 'value', arguments.optim)} can't be made without"
-        " a GPU ({})"
-    )
+    name = chosen.get("optim", "adamw_torch_fused")
+    sentence = f"the optimizer {name} can't be made without a GPU ({{}})"
     with refused(sentence, *_UNRUNNABLE):
-        kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+        kind, options = _optimizer(chosen)
         fused = options.pop("fused", False)
         weights = torch.nn.Parameter(torch.empty(_ELEMENTS, device="meta"))
         # On a GPU torch's own optimizers take all parameters at once by default, for which they
@@ -403,6 +489,26 @@ def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
     return sum(state.nbytes for state in states) / _ELEMENTS, (
         0.0 if fused else live.peak_bytes / _ELEMENTS
     )
+
+
+def _optimizer(chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the class and the options of the Trainer's optimizer.
+
+    Args:
+        chosen: The training arguments that choose it.
+    """
+    if not chosen:  # adamw_torch_fused; importing the Trainer takes half a second
+        return torch.optim.AdamW, {"fused": True}
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir="unused",
+        report_to="none",
+        use_cpu=True,
+        **{"optim": "adamw_torch_fused"} | chosen,
+    )
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    return kind, options
 
 
 def _muon_step_bytes(matrices: list[Tensor]) -> int:
@@ -430,17 +536,11 @@ def expected_memory(spec: MemorySpec) -> ModelMemory:
     return model_memory(task, config, spec.space, spec.world_size, eval_batch_size)
 
 
-def main() -> None:
-    """Run the program; standard output has the answer only."""
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)
-        spec = MemorySpec.model_validate_json(sys.stdin.read())
-        try:
-            answer = MemoryAnswer(memory=expected_memory(spec))
-        except (BadInput, OSError) as error:
-            answer = MemoryAnswer(why_none=reason(error))
-        print(answer.model_dump_json(), file=answers)
-
-
-if __name__ == "__main__":
-    main()
+def answer(question: str) -> str:
+    """Return a MemoryAnswer to a MemorySpec, both in JSON."""
+    spec = MemorySpec.model_validate_json(question)
+    try:
+        answer = MemoryAnswer(memory=expected_memory(spec))
+    except (BadInput, OSError) as error:
+        answer = MemoryAnswer(why_none=reason(error))
+    return answer.model_dump_json()

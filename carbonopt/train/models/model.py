@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.trainer_utils import set_seed
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.format import count_text
@@ -29,6 +28,7 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.trial_spec import Prepared, TrialSpec
 from carbonopt.spec.workload_settings import Model, ModelWorkload
 from carbonopt.train.failures import refused
+from carbonopt.train.models import varlen_attention
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.speed.output_layer import FusedOutputLayer
 
@@ -315,6 +315,8 @@ def prefetch_model(kind: ModelKind, folder: PreparedFolder, prepared: Prepared, 
     config = saved_config(folder, trust_remote_code=False)
     if hasattr(config, "auto_map"):  # its class comes from outside code, which the trial loads
         return
+    from transformers.trainer_utils import set_seed  # imports PEFT
+
     set_seed(seed)
     model = random_model(kind, config, attention=None, trust_remote_code=False)
     _prefetched = (
@@ -347,6 +349,8 @@ def take_prefetched_model(spec: TrialSpec) -> PreTrainedModel | None:
 
 def attention_option(name: str | None) -> dict[str, str]:
     """Return transformers' option for an attention; None stands for the model's own."""
+    if name == varlen_attention.VARLEN:
+        varlen_attention.register()
     return {} if name is None else {"attn_implementation": name}
 
 

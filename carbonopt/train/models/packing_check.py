@@ -14,6 +14,7 @@ from carbonopt.train.failures import refused
 from carbonopt.train.models.model import random_model
 from carbonopt.train.models.model_check import with_few_tokens
 from carbonopt.train.models.model_kind import ModelKind
+from carbonopt.train.models.varlen_attention import VARLEN, sequence_ends
 
 _LENGTHS = (5, 7)  # lengths of the two examples
 _CLOSE = 1e-4  # tolerance of logits, in float32
@@ -29,7 +30,6 @@ def check_packing(
     The model is made with few layers and random weights, and two examples are packed. The logits of
     neither may depend on the other's inputs, and they must be those of the example alone.
     """
-    instead = "use packing: false"
     if attention in _ONE_ROW_ALONE:
         rule = (
             f"packing: true can't go with attention_implementation: {attention}, which keeps"
@@ -37,9 +37,11 @@ def check_packing(
         )
         raise BadInput(f"{rule} in batches of one row alone; use sdpa, or packing: false.")
     model_type, by = config.model_type, f" with {attention}" if attention else ""
+    apart_by = "" if attention == VARLEN else f"attention_implementation: {VARLEN}, or "
+    instead = "dropout: 0, sdpa, or packing: false" if attention == VARLEN else "packing: false"
     untold = (
         f"packing: whether {model_type}{by} keeps packed examples apart can't be told ({{}});"
-        f" {instead}."
+        f" use {instead}."
     )
     unrunnable = (
         ValueError,
@@ -51,15 +53,14 @@ def check_packing(
         AssertionError,
     )
     with refused(untold, *unrunnable), torch.random.fork_rng():
-        model = (
-            random_model(kind, with_few_tokens(config), attention, trust_remote_code)
-            .to(ranks.device())
-            .eval()
+        model = random_model(kind, with_few_tokens(config), attention, trust_remote_code).to(
+            ranks.device()
         )
         apart = _apart(model)
     if not apart:
         raise BadInput(
-            f"packing: {model_type}{by} lets an example read those before it in its row; {instead}."
+            f"packing: {model_type}{by} lets an example read those before it in its row; use"
+            f" {apart_by}packing: false."
         )
 
 
@@ -73,14 +74,11 @@ def _apart(model: Any) -> bool:
     inputs = model.get_input_embeddings()(tokens).detach().requires_grad_()
 
     def logits(part: slice) -> torch.Tensor:
-        packed = {
-            "inputs_embeds": inputs[:, part],
-            "position_ids": positions[:, part],
-            "use_cache": False,
-        }
-        result: torch.Tensor = model(**packed).logits
-        return result
+        return _logits(model, inputs[:, part], positions[:, part])
 
+    with torch.no_grad():
+        _logits(model.train(), inputs, positions)  # fails if the attention can't have its dropout
+    model.eval()
     packed, parts = logits(slice(None)), (slice(None, first), slice(first, None))
     for own, other in (parts, parts[::-1]):
         # Logits are squared: where the layer before the output layer normalises, the sum of its
@@ -93,3 +91,13 @@ def _apart(model: Any) -> bool:
         ):
             return False
     return True
+
+
+def _logits(model: Any, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return the logits of one packed row, whose examples begin where the positions are 0."""
+    arguments = {"inputs_embeds": inputs, "position_ids": positions, "use_cache": False}
+    if model.config._attn_implementation == VARLEN:
+        starts = (positions == 0).nonzero()[:, 1].to(torch.int32)[None]
+        arguments["cu_seq_lens_q"] = sequence_ends(starts, positions.shape[1])
+    logits: torch.Tensor = model(**arguments).logits
+    return logits

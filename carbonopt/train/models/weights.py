@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.integrations import deepspeed as announced
 from transformers.modeling_utils import load_state_dict
-from transformers.trainer_utils import set_seed
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.format import count_text
@@ -98,7 +97,8 @@ def load(
     )
     if others := sorted(loaded["mismatched_keys"]):
         shapes = [
-            f"{tensor} ({_shape(stored)}, not {_shape(own)})" for tensor, stored, own in others
+            f"{tensor} ({_shape(stored)}, not {_shape(expected)})"
+            for tensor, stored, expected in others
         ]
         problem = f"but {name} differs in {count_text(len(others), 'tensor')}: {_listed(shapes)}"
         raise BadInput(
@@ -130,11 +130,11 @@ def _of_head(model: PreTrainedModel, names: Collection[str], trust_remote_code: 
             base = AutoModel.from_config(model.config, trust_remote_code=trust_remote_code)
     except ValueError:  # transformers has no class for the base model
         base = model.base_model
-    own, prefix = base.state_dict().keys(), f"{model.base_model_prefix}."
+    of_base, prefix = base.state_dict().keys(), f"{model.base_model_prefix}."
     # masked language models are saved without the pooler, which heads read
     if type(base).__name__ not in saved:
-        own = {name for name in own if not name.startswith("pooler.")}
-    return {name for name in names if name.removeprefix(prefix) not in own}
+        of_base = {name for name in of_base if not name.startswith("pooler.")}
+    return {name for name in names if name.removeprefix(prefix) not in of_base}
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -189,10 +189,10 @@ def pretrained_model(
         **source(model),
         **attention_option(attention),
     }
-    made, new = load(kind.auto(), str(model.name_or_path), MODEL_KEY, **options)
+    pretrained, new = load(kind.auto(), str(model.name_or_path), MODEL_KEY, **options)
     if new:
-        _draw_again(made, new, seed)
-    return made
+        _draw_again(pretrained, new, seed)
+    return pretrained
 
 
 def _draw_again(model: PreTrainedModel, names: Collection[str], seed: int) -> None:
@@ -203,7 +203,10 @@ def _draw_again(model: PreTrainedModel, names: Collection[str], seed: int) -> No
     untrained = {name: weights for name, weights in model.named_parameters() if name in names}
     for name, weights in untrained.items():
         weights._is_hf_initialized = False  # type: ignore[attr-defined]
-        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = False  # type: ignore[assignment]
+        module = model.get_submodule(name.rpartition(".")[0])
+        module._is_hf_initialized = False  # type: ignore[assignment]
+    from transformers.trainer_utils import set_seed  # imports PEFT
+
     set_seed(seed)
     if not announced.is_deepspeed_zero3_enabled():
         model.initialize_weights()

@@ -10,6 +10,18 @@ from transformers import Trainer, TrainingArguments
 from carbonopt.core.dimensions import TrainingParams, scheduler_arguments
 from carbonopt.spec.workload_settings import Workload
 
+_IN_ALL_TRIALS = {
+    "disable_tqdm": True,
+    "report_to": "none",
+    "eval_strategy": "no",
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    # The filter would wait for the GPU at every step, and hide a divergence.
+    "logging_nan_inf_filter": False,
+    # The loss is already divided by the whole global batch's tokens.
+    "average_tokens_across_devices": False,
+}
+
 
 def training_arguments(
     params: TrainingParams,
@@ -45,24 +57,12 @@ def training_arguments(
         "max_steps": steps,
         "seed": seed,
         "use_cpu": not on_gpu,
-    }
-    owned |= {"bf16": params.precision == "bf16", "fp16": params.precision == "fp16"}
-    owned |= {
+        "bf16": params.precision == "bf16",
+        "fp16": params.precision == "fp16",
         "gradient_accumulation_steps": params.gradient_accumulation_steps,
-        "disable_tqdm": True,
     }
-    owned |= {
-        "report_to": "none",
-        "eval_strategy": "no",
-        "save_strategy": "no",
-        "logging_strategy": "no",
-    }
-    # the filter would wait for the GPU at every step, and hide a divergence
-    owned["logging_nan_inf_filter"] = False
-    # the loss is already divided by the whole global batch's tokens
-    owned["average_tokens_across_devices"] = False
     given: dict[str, Any] = {"optim": "adamw_torch_fused", "dataloader_pin_memory": on_gpu, **more}
-    given = given | workload.training_arguments | searched | owned
+    given = given | workload.training_arguments | searched | owned | _IN_ALL_TRIALS
     if needed := scheduler_arguments(given.get("lr_scheduler_type"), params.decay_ratio, steps):
         given["lr_scheduler_kwargs"] = needed | (given.get("lr_scheduler_kwargs") or {})
     arguments = kind(**given)

@@ -29,7 +29,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from carbonopt.core.dimensions import DIMENSIONS, scheduler_arguments
 from carbonopt.core.errors import BadInput
 from carbonopt.core.refusals import hint
-from carbonopt.space.search_space import check_schedule, lowest
+from carbonopt.space.search_space import check_lr_schedule, lowest
 from carbonopt.spec.space_settings import Space, values_of
 from carbonopt.train.failures import refused
 
@@ -116,25 +116,25 @@ def check_training_arguments(
     with refused(
         f"{_PLACE} is not what transformers takes: {{}}.", ValueError, TypeError, ImportError
     ):
-        made = kind(output_dir="unused", report_to="none", use_cpu=True, bf16=False, **given)
+        arguments = kind(output_dir="unused", report_to="none", use_cpu=True, bf16=False, **given)
     if space["lr_scheduler"] is None:
-        given_one = str(SchedulerType(made.lr_scheduler_type).value)
-        check_schedule(space, (given_one,), f"{given_one} in {_PLACE}")
+        fixed = str(SchedulerType(arguments.lr_scheduler_type).value)
+        check_lr_schedule(space, (fixed,), f"{fixed} in {_PLACE}")
     names = list(map(str, values_of(space["lr_scheduler"]))) or [
-        str(SchedulerType(made.lr_scheduler_type).value)
+        str(SchedulerType(arguments.lr_scheduler_type).value)
     ]
     if "warmup_steps" in given and not any(map(DIMENSIONS["warmup_ratio"].acts_with, names)):
         raise BadInput(
             f"{_PLACE}.warmup_steps has no effect with lr_scheduler {' or '.join(names)}; leave it"
             " out."
         )
-    of_scheduler: Any = made.lr_scheduler_kwargs or {}
-    for scheduler in values_of(space["lr_scheduler"]) or (made.lr_scheduler_type,):
+    of_scheduler: Any = arguments.lr_scheduler_kwargs or {}
+    for scheduler in values_of(space["lr_scheduler"]) or (arguments.lr_scheduler_type,):
         _check_scheduler(SchedulerType(scheduler), of_scheduler, space)
-    _check_optimizer(made, given, space)
-    _check_libraries(made)
+    _check_optimizer(arguments, given, space)
+    _check_libraries(arguments)
     with refused(f"{_PLACE}.log_level can't be had: {{}}; choose another one.", KeyError):
-        made.get_process_log_level()
+        arguments.get_process_log_level()
 
 
 def _check_keys(given: dict[str, Any], space: Space, kind: type[TrainingArguments]) -> None:
@@ -191,12 +191,12 @@ def _check_scheduler(scheduler: SchedulerType, given: Mapping[str, Any], space: 
     place = f"{_PLACE}.lr_scheduler_kwargs"
     schedule: Any = TYPE_TO_SCHEDULER_FUNCTION[scheduler]
     parameters = inspect.signature(schedule).parameters.values()
-    own = [parameter.name for parameter in parameters if parameter.name not in _OF_EACH_SCHEDULER]
+    known = [parameter.name for parameter in parameters if parameter.name not in _OF_EACH_SCHEDULER]
     for key in given:
-        if key not in own and not any(
+        if key not in known and not any(
             parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
         ):
-            takes = ", ".join(own) or "it takes none"
+            takes = ", ".join(known) or "it takes none"
             rule = f"{place}.{key} is nothing that lr_scheduler {scheduler.value} takes ({takes})"
             raise BadInput(f"{rule}; leave it out, or choose another scheduler.")
     # Some arguments must not exceed the learning rate, so the lowest rate is the strictest.
@@ -208,20 +208,20 @@ def _check_scheduler(scheduler: SchedulerType, given: Mapping[str, Any], space: 
         " {}; change that."
     )
     with refused(sentence, *_UNMAKEABLE):
-        made = get_scheduler(scheduler, optimizer, 1, _STEPS, of_scheduler)
-        for _ in range(_STEPS if isinstance(made, torch.optim.lr_scheduler.LambdaLR) else 0):
+        scheduled = get_scheduler(scheduler, optimizer, 1, _STEPS, of_scheduler)
+        for _ in range(_STEPS if isinstance(scheduled, torch.optim.lr_scheduler.LambdaLR) else 0):
             optimizer.step()
-            made.step()
+            scheduled.step()
 
 
-def _check_optimizer(made: TrainingArguments, given: Mapping[str, Any], space: Space) -> None:
+def _check_optimizer(arguments: TrainingArguments, given: Mapping[str, Any], space: Space) -> None:
     """Raise BadInput for an optimizer that can't be used, or for arguments that it ignores.
 
     It can't be used if it can't be made here or can't be divided by the space's ZeRO stages.
     """
-    name = getattr(made.optim, "value", made.optim)
-    whole = copy.copy(made)
-    if made.optim_target_modules is not None:
+    name = getattr(arguments.optim, "value", arguments.optim)
+    whole = copy.copy(arguments)
+    if arguments.optim_target_modules is not None:
         whole.optim_target_modules = "all-linear"  # the study's names belong to another model
     instead = "change optim, optim_args or the values that begin with adam_"
     with refused(
@@ -230,42 +230,43 @@ def _check_optimizer(made: TrainingArguments, given: Mapping[str, Any], space: S
         optimizer, options = _optimizer(whole)
         weights: Any = list(_one_layer().parameters())
         # keys under which the Trainer passes parameters
-        for own in ("params", "model", "optimizer_dict"):
-            weights = options.pop(own, weights)
+        for name_of_weights in ("params", "model", "optimizer_dict"):
+            weights = options.pop(name_of_weights, weights)
         has_state = bool(optimizer(weights, **options).state)
     if has_state and any(stage != 0 for stage in values_of(space["zero_stage"]) or (1,)):
         rule = f"{_PLACE}.optim {name} has a state before its first step, which ZeRO can't divide"
         raise BadInput(f"{rule}; fix search.space.zero_stage at 0, or choose another one.")
     for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
-        if key in given and _changes_nothing(whole, **{key: getattr(made, key) / 2}):
+        if key in given and _changes_nothing(whole, **{key: getattr(arguments, key) / 2}):
             raise BadInput(f"{_PLACE}.{key} changes nothing of the optimizer {name}; leave it out.")
-    parts = [part for part in (made.optim_args or "").split(",") if part]
+    parts = [part for part in (arguments.optim_args or "").split(",") if part]
     for part in parts:
         if _changes_nothing(whole, optim_args=",".join(other for other in parts if other != part)):
             raise BadInput(
                 f"{_PLACE}.optim_args: {part} changes nothing of the optimizer {name}; leave it"
                 " out."
             )
-    if made.optim_target_modules is not None and _changes_nothing(whole, optim_target_modules=None):
+    has_targets = arguments.optim_target_modules is not None
+    if has_targets and _changes_nothing(whole, optim_target_modules=None):
         raise BadInput(
             f"{_PLACE}.optim_target_modules changes nothing of the optimizer {name}; leave it out."
         )
 
 
-def _changes_nothing(made: TrainingArguments, **changes: Any) -> bool:
+def _changes_nothing(arguments: TrainingArguments, **changes: Any) -> bool:
     """Return whether these changes of the arguments leave the optimizer the same."""
-    changed = copy.copy(made)
+    changed = copy.copy(arguments)
     for key, value in changes.items():
         setattr(changed, key, value)
     try:
-        return repr(_optimizer(changed)) == repr(_optimizer(made))
+        return repr(_optimizer(changed)) == repr(_optimizer(arguments))
     except _UNMAKEABLE:  # the optimizer needs the argument
         return False
 
 
-def _optimizer(made: TrainingArguments) -> tuple[Any, dict[str, Any]]:
+def _optimizer(arguments: TrainingArguments) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer's class and options, as the Trainer has them."""
-    optimizer, options = Trainer.get_optimizer_cls_and_kwargs(made, _one_layer())
+    optimizer, options = Trainer.get_optimizer_cls_and_kwargs(arguments, _one_layer())
     return optimizer, options
 
 
@@ -275,29 +276,29 @@ def _one_layer() -> Any:
     return model
 
 
-def _check_libraries(made: TrainingArguments) -> None:
+def _check_libraries(arguments: TrainingArguments) -> None:
     """Raise BadInput for what torch, accelerate or Liger can't do with these arguments."""
-    if made.use_liger_kernel:
+    if arguments.use_liger_kernel:
         with refused(
             f"{_PLACE}.use_liger_kernel can't be had here: {{}}; leave it out.", *_UNMAKEABLE
         ):
-            apply_liger_kernel(torch.nn.Linear(1, 1), made.liger_kernel_config)
-    if made.torch_compile:
+            apply_liger_kernel(torch.nn.Linear(1, 1), arguments.liger_kernel_config)
+    if arguments.torch_compile:
         chosen = (
-            f"torch_compile_backend {made.torch_compile_backend} and torch_compile_mode"
-            f" {made.torch_compile_mode}"
+            f"torch_compile_backend {arguments.torch_compile_backend} and torch_compile_mode"
+            f" {arguments.torch_compile_mode}"
         )
         with refused(
             f"{_PLACE}: {chosen} can't be compiled with: {{}}; give others.", *_UNMAKEABLE
         ):
             plugin = TorchDynamoPlugin(
-                backend=made.torch_compile_backend, mode=made.torch_compile_mode
+                backend=arguments.torch_compile_backend, mode=arguments.torch_compile_mode
             )
             torch.compile(torch.nn.Identity(), **plugin.to_kwargs())
     name = "activation_checkpointing"
-    if not hasattr(made, name):  # transformers 5.17 has only the old name
+    if not hasattr(arguments, name):  # transformers 5.17 has only the old name
         name = "gradient_checkpointing"
-    if given := getattr(made, f"{name}_kwargs"):
+    if given := getattr(arguments, f"{name}_kwargs"):
         _check_checkpointing(name, given)
 
 

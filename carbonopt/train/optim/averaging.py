@@ -41,6 +41,11 @@ class WeightAverage:
         self._averages = [weight.detach().to(torch.float32, copy=True) for weight in self._read]
         self._one_kernel = all(weight.dtype == torch.float32 for weight in self._read)
 
+    @property
+    def averages(self) -> list[torch.Tensor]:
+        """The averaged weights, in the order of the trained weights."""
+        return self._averages
+
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Add the present weights; call it after each step, with its number from 1."""
@@ -70,12 +75,13 @@ class WeightAverage:
 def share_of_newest(step: int, reach: float) -> float:
     """Return the share with which the weights after a step enter their average.
 
-    The averaged weights are `reach` of the steps so far old on average: of n steps the first s
-    together count (s/n)^(1/reach - 1). At each evaluation the average thus reaches as far back as
-    at the end, however long the training is (Karras et al. 2024, arXiv 2312.02696, section 3.1).
+    After n steps, the mean age of the averaged weights is `reach` × n steps: the weights after the
+    first s steps together have the share (s/n)^(1/reach - 1). At each evaluation the average thus
+    reaches back over the same fraction of the steps so far, however long the training is (Karras et
+    al. 2024, arXiv 2312.02696, section 3.1).
 
     Args:
         step: The step's number, from 1.
-        reach: Above 0 and at most 0.5, with which all steps count alike.
+        reach: Above 0 and at most 0.5. At 0.5 all steps count alike.
     """
     return float(1 - (1 - 1 / step) ** (1 / reach - 1))

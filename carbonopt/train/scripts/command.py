@@ -66,6 +66,10 @@ class Placeholder:
             raise BadInput(f"{{{text}}}: {must}, but got {form!r}.")
         return cls(Expression.parse(expression), form)
 
+    @property
+    def as_written(self) -> str:
+        return f"{{{self.expression.text}{':' if self.form else ''}{self.form}}}"
+
     def text(self, values: Mapping[str, Scalar]) -> str:
         """Return the expression's value as it stands in a command.
 
@@ -192,7 +196,7 @@ class Command:
             reason = str(error).removesuffix(".").lower()
             split = "it can't be split into words as a shell would"
             raise BadInput(
-                f"{split} ({reason} in {shortened(self.marked)}); close each quote."
+                f"{split} ({reason} in {shortened(self._as_written())}); close each quote."
             ) from error
 
     @cached_property
@@ -258,6 +262,10 @@ class Command:
         kinds = {token.lastgroup for token in self._tokens() if token[0] != "\n"}
         return not kinds.isdisjoint(("redirection", "operator"))
 
+    def _as_written(self, place: int = 0) -> str:
+        """Return the text from a place on, for errors."""
+        return _with_texts(self.marked[place:], [each.as_written for each in self.placeholders])
+
     def _tokens(self) -> Iterator[re.Match[str]]:
         place = 0
         while place < len(self.marked):
@@ -265,7 +273,7 @@ class Command:
             if token is None:
                 raise BadInput(
                     "it can't be split into words as a shell would, from"
-                    f" {self.marked[place:][:40]!r} on."
+                    f" {self._as_written(place)[:40]!r} on."
                 )
             yield token
             place = token.end()

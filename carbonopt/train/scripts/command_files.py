@@ -218,6 +218,8 @@ def _is_installed(path: Path) -> bool:
         any(part in path.parts for part in _INSTALLED)
         or any(map(path.is_relative_to, _OWN_FOLDERS))
         or any(map(_has_packages, path.parents))
+        # a virtual environment's program, such as its Python
+        or (path.parent.name == "bin" and is_file(path.parent.parent / "pyvenv.cfg"))
     )
 
 

@@ -146,8 +146,8 @@ def _check_names(
 
 def _file_with_placeholder(task: "Script", name: str) -> str | None:
     """Return the name of a file of the command that has this placeholder, as a template would."""
-    found = command_files(task)
-    for file in (*found.program, *found.named):
+    files = command_files(task)
+    for file in (*files.program, *files.named):
         if is_file(file) and file.stat().st_size <= _LARGEST_LOOKED_AT:
             text = file.read_bytes().decode(errors="replace")
             if (
@@ -170,7 +170,13 @@ def _check_values(
     )
     if names & {*derived(space), *BATCHES}:
         names |= {*BATCHES, "world_size"}
-    others: dict[str, Scalar] = {"seed": 0, "trial": 0, "output_dir": "output", "config": "config"}
+    others: dict[str, Scalar] = {
+        "seed": 0,
+        "trial": 0,
+        "output_dir": "output",
+        "checkpoint_dir": "checkpoints",
+        "config": "config",
+    }
     for number, point in enumerate(points(space, names, world_size)):
         values = point | others
         for placeholder in placeholders:
@@ -426,14 +432,14 @@ def _other_python(task: "Script") -> str | None:
     """Return the python that the user's shell finds if it differs from a trial's, else None."""
     if task.main.words[0] not in ("python", "python3"):
         return None
-    found = shutil.which(task.main.words[0])
+    of_shell = shutil.which(task.main.words[0])
     ours = shutil.which(task.main.words[0], path=str(Path(sys.executable).parent))
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
     if (
-        found is None
+        of_shell is None
         or ours is None
         or active is None
-        or Path(found).parent.samefile(Path(ours).parent)
+        or Path(of_shell).parent.samefile(Path(ours).parent)
     ):
         return None
-    return found
+    return of_shell

@@ -15,6 +15,7 @@ PLACEHOLDERS = (
     "world_size",
     "gradient_accumulation_steps",
     "output_dir",
+    "checkpoint_dir",
     "config",
 )
 # each is derived where the space has only the other

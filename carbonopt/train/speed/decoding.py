@@ -32,7 +32,9 @@ def install_token_graph(model: Any) -> bool:
         return False
     known = _Known()
     # transformers asks for it once in each call of `generate`, and only with a static cache.
-    model.get_compiled_call = lambda compile_config: _TokenGraph(model, known)  # type: ignore[method-assign]
+    model.get_compiled_call = (  # type: ignore[method-assign]
+        lambda compile_config: _TokenGraph(model, known)
+    )
     return True
 
 
@@ -135,9 +137,9 @@ class _TokenGraph:
         logits = self._replayed(inputs).logits.clone()
         for length, value in zip(lengths, before, strict=True):
             length.copy_(value)
-        own = self._model(**inputs)
-        self._known.verified = torch.equal(logits, own.logits)
+        uncaptured = self._model(**inputs)
+        self._known.verified = torch.equal(logits, uncaptured.logits)
         if not self._known.verified:
-            apart = (logits - own.logits).abs().max().item()
+            apart = (logits - uncaptured.logits).abs().max().item()
             self._known.refuse(f"its logits are {apart:g} from the model's own")
-        return own
+        return uncaptured

@@ -59,7 +59,9 @@ class FusedOutputLayer(torch.nn.Linear):
         if not self.training:
             return super().forward(hidden)
         assert self.targets is not None
-        nll_sum: Tensor = _NllSum.apply(hidden, self.weight, self.targets, self._parts)  # type: ignore[no-untyped-call]
+        nll_sum: Tensor = _NllSum.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, self.targets, self._parts
+        )
         return nll_sum
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -19,7 +19,8 @@ from carbonopt.train import ranks
 
 Inputs = dict[str, torch.Tensor]
 
-# A graph's activations stay in memory beside an evaluation's, so a step may take 1/4 of it at most.
+# A step becomes a graph only if it takes at most 1/4 of the GPU's memory: the graph's activations
+# stay there beside those of an evaluation.
 _MEMORY_SHARE = 4
 
 
@@ -27,8 +28,8 @@ def whole_step(trainer: Any, params: TrainingParams) -> "WholeStep | None":
     """Return the step of a Trainer whose engine exists and has its `fast_step`, or None.
 
     None where a step is more than this: several micro batches, ZeRO, a scaled loss, a search for
-    infinite gradients, or an optimizer other than torch's AdamW; and where the study has the engine
-    watch its own steps.
+    infinite gradients, or an optimizer that is neither torch's AdamW nor a subclass of it
+    (carbonopt's Muon is one); and where the study has the engine watch its own steps.
     """
     engine = trainer.model_wrapped
     bf16 = engine._config.bfloat16_config

@@ -107,13 +107,13 @@ class CausalLM(TrainerTask):
         )
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
-        from carbonopt.train.token_loss import TokenTrainer
+        from carbonopt.train.token_training import TokenTrainer
 
         return TokenTrainer(run, model, arguments)
 
     def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> Evaluation:
         """Sum the negative log-likelihood in nats, and count the target tokens."""
-        from carbonopt.train.token_loss import evaluate
+        from carbonopt.train.token_training import evaluate
 
         return Evaluation(*evaluate(run, trainer))
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from carbonopt.core.dimensions import LARGEST_INT
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import ACCURACY, MACRO_F1
 from carbonopt.spec.prepared_folder import PreparedFolder
@@ -45,7 +46,8 @@ _JUDGED_BY = ("labels", "weights")  # parts of a batch that are not inputs of th
 class ClassificationWorkload(ModelWorkload, extra="forbid"):
     task: Literal["classification"] = "classification"
     dataset: LabelledDataset
-    sequence_length: SequenceLength | None = None  # the most tokens kept of a text; None: images
+    sequence_length: SequenceLength | None = None  # None: images
+    """The most tokens kept of a text; left out for images."""
 
     def violations(self) -> dict[str, bool]:
         images, untokenized = (
@@ -115,7 +117,25 @@ class Classification(ExampleTask):
             model_parameters=sum(parameter.numel() for parameter in empty.parameters()),
             notes=(*contents.notes, *class_notes, *_notes(labelled, empty)),
             versions=imports.package_versions(),
+            eval_batch_size_per_gpu=self.eval_batch_size_here(
+                contents.config, len(labelled.evaluation.rows)
+            ),
         )
+
+    def eval_batch_size(
+        self, config: "PreTrainedConfig", memory_bytes: int, examples: int = LARGEST_INT
+    ) -> int | None:
+        """Choose the batch size of texts by their tokens; see `TrainerTask.eval_batch_size`.
+
+        Images are evaluated as in a micro batch: the tokens of one depend on the model.
+        """
+        from carbonopt.train.data import packing
+
+        length = self.workload.sequence_length
+        if self.workload.dataset.has_images or length is None:
+            return None
+        classes = int(config.num_labels or 1)
+        return packing.batch_size_that_fits(memory_bytes, classes, length, examples)
 
     def examples(self, folder: PreparedFolder, part: Part) -> "Examples":
         from carbonopt.train.data.examples import open_arrays

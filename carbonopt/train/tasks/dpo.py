@@ -79,7 +79,7 @@ class DPO(PairTask):
                 module.p = 0.0  # likelihoods are compared with those of a model without dropout
 
     def before_steps(self, run: TrialRun, trainer: "TrialTrainer", speaker: Speaker | None) -> None:
-        from carbonopt.train.preferences import reference_log_ratios
+        from carbonopt.train.reference_log_ratios import reference_log_ratios
 
         self._reference = reference_log_ratios(self, run, trainer.model_wrapped, speaker)
 

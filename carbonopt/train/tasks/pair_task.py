@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 class PairWorkload(ModelWorkload, extra="forbid"):
     dataset: PairDataset
-    sequence_length: SequenceLength  # the most tokens of a prompt with one of its answers
+    sequence_length: SequenceLength
+    """The most tokens of a prompt with one of its answers."""
 
     def violations(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None

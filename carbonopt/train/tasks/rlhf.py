@@ -43,7 +43,10 @@ class RewardSource(Settings):
     """A reward model's folder or hub name, or a function of the user's own, FILE.py:FUNCTION."""
 
     model: Name | None = None
+    """A reward model's folder or hub name, as the task `reward` trains it."""
+
     python: Name | None = None
+    """Or your own function, `FILE.py:FUNCTION`."""
 
     one_of = ("model", "python")
 
@@ -59,6 +62,7 @@ class RewardSource(Settings):
 class PromptDataset(Dataset, extra="forbid"):
     builtin: Literal["python-docs"] | None = None
     prompt_column: Name = "prompt"
+    """The column with texts, or with lists of messages for the tokenizer's chat template."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -68,14 +72,26 @@ class PromptDataset(Dataset, extra="forbid"):
 class RLHFWorkload(ModelWorkload, extra="forbid"):
     task: Literal["rlhf"]
     algorithm: Literal["grpo", "rloo"] = "grpo"
+    """The algorithm: [GRPO](https://arxiv.org/abs/2402.03300), or `rloo`,
+    [RLOO](https://arxiv.org/abs/2402.14740)."""
+
     dataset: PromptDataset
-    sequence_length: SequenceLength  # the most tokens of a prompt
-    # The most tokens of a completion in evaluation, and in training unless it is searched.
+    sequence_length: SequenceLength
+    """The most tokens of a prompt."""
+
     max_completion_length: SequenceLength
+    """Tokens of a completion in evaluations, and in training unless the space has
+    `max_completion_length`."""
+
     reward: RewardSource
-    # The reward for which `reward` is a proxy, where it can be had; it is shown beside it.
+    """The reward that training raises: a reward model, or a function."""
+
     gold_reward: RewardSource | None = None
+    """The gold reward: a model or a function of what you really want, for which `reward` is a
+    proxy. It is shown beside the reward; optional."""
+
     temperature: float = 1.0
+    """Sampling temperature of the completions to train on."""
 
     def violations(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
@@ -95,7 +111,7 @@ class RLHF(TrainerTask):
         "text-generation", "Text Generation", "a language model that has learnt from rewards"
     )
     model_kind = CAUSAL_LM
-    imported_ahead = ("carbonopt.train.policy",)
+    imported_ahead = ("carbonopt.train.policy_trainers",)
 
     def check(self, space: Space, launch: Launch) -> None:
         check_installed("trl", "rlhf", "workload.task: rlhf")
@@ -241,7 +257,8 @@ class RLHF(TrainerTask):
         from trl.trainer.grpo_config import GRPOConfig
         from trl.trainer.rloo_config import RLOOConfig
 
-        return GRPOConfig if self.workload.algorithm == "grpo" else RLOOConfig  # type: ignore[no-any-return]
+        is_grpo = self.workload.algorithm == "grpo"
+        return GRPOConfig if is_grpo else RLOOConfig  # type: ignore[no-any-return]
 
     def arguments(self, params: TrainingParams) -> dict[str, Any]:
         kl_coefficient = (
@@ -259,12 +276,12 @@ class RLHF(TrainerTask):
         }
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> Any:
-        from carbonopt.train.policy import policy_trainer
+        from carbonopt.train.policy_trainers import policy_trainer
 
         return policy_trainer(self, run, model, arguments)
 
     def before_training(self, run: TrialRun, trainer: Any) -> None:
-        from carbonopt.train.policy import rewards_at_start
+        from carbonopt.train.policy_trainers import rewards_at_start
 
         trainer.start = rewards_at_start(self, run, trainer)
 
@@ -272,7 +289,7 @@ class RLHF(TrainerTask):
         trainer.speaker = speaker
 
     def evaluate(self, run: TrialRun, trainer: Any) -> Evaluation:
-        from carbonopt.train.policy import evaluate
+        from carbonopt.train.policy_trainers import evaluate
 
         return evaluate(self, run, trainer)
 

@@ -44,23 +44,39 @@ class TemplateFile(Frozen):
     """A configuration file with placeholders, read together with the study file that names it."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^/\0]+$")]
+    """A [configuration file](script.md#a-configuration-file) with placeholders; write
+    `config_template: FILE`."""
+
     text: str = Field(max_length=2**20)
+    """The text of that file, which the study reads itself."""
 
 
 class ScriptWorkload(Workload, extra="forbid"):
     task: Literal["script"] = "script"
     command: Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
-    # A file with placeholders; `{config}` in the command is the path of a trial's copy of it.
+    """The command, with a [placeholder](script.md#the-command) for each dimension."""
+
     config_template: TemplateFile | None = None
-    folder: str = "."  # the working folder; by default the one in which the study file is
-    # Files and folders that the script reads, beside those that the command names.
+    """A configuration file with placeholders; `{config}` in the command is the path of a trial's
+    copy of it."""
+
+    folder: str = "."
+    """The folder in which the command runs."""
+
     files: tuple[str, ...] = ()
-    # The number of steps of a training, where the script doesn't report it.
+    """Files that the script reads, in addition to those that carbonopt [finds](script.md#files)."""
+
     steps: int | None = Field(default=None, ge=1)
-    warm: bool = False  # trials are forked from a process that has imported what the script imports
-    # Where the quality is read, if the script doesn't report it.
+    """Optimizer steps of a trial, if the script doesn't report them."""
+
+    warm: bool = False
+    """Forks trials from a process that has already imported what the script imports."""
+
     quality_from: QualitySource | None = None
-    keep_outputs: Literal["winner", "all", "none"] = "winner"  # trials whose {output_dir} is kept
+    """The place from which the quality is read, if the script doesn't report it."""
+
+    keep_outputs: Literal["winner", "all", "none"] = "winner"
+    """The trials whose `{output_dir}` is kept: `winner`, `all` or `none`."""
 
     def violations(self) -> dict[str, bool]:
         given = [name for name in _NOT_A_SCRIPTS if getattr(self, name) is not None]
@@ -94,15 +110,17 @@ class Script(Task):
         return tuple(map(str, script_sources.command_files(self).program))
 
     def input_files(self) -> tuple[str, ...]:
-        found = script_sources.command_files(self)
+        files = script_sources.command_files(self)
         return tuple(
-            dict.fromkeys([*map(str, (*found.program, *found.named)), *self.workload.files])
+            dict.fromkeys([*map(str, (*files.program, *files.named)), *self.workload.files])
         )
 
     def program(self, spec: TrialSpec, quality: Quality) -> Program:
         trial_dir = Path(spec.trial_dir)
-        values = self.values(spec.params, spec.seed, spec.number, spec.output_dir)
+        folders = spec.output_dir, spec.checkpoint_dir
+        values = self.values(spec.params, spec.seed, spec.number, *folders)
         template = self.template(values)
+        keeps_checkpoints = self.keeps_checkpoints
         if template is not None:
             values["config"] = str(trial_dir / template.copy_name)
         source = self.workload.quality_from
@@ -116,6 +134,7 @@ class Script(Task):
                 channel.DIRECTION: quality.direction,
                 channel.RANKS: str(spec.params.world_size),
                 channel.TOTAL_STEPS: str(self.workload.steps or ""),
+                **({channel.CONTINUES: "1"} if keeps_checkpoints and spec.attempt > 1 else {}),
             },
             files={} if template is None else {str(values["config"]): template.filled(values)},
             quality_from=source,
@@ -124,22 +143,26 @@ class Script(Task):
             uses_deepspeed=self.uses_deepspeed,
             has_lines=script_sources.surely_has_lines(self),
             warm=self.workload.warm,
+            keeps_checkpoints=keeps_checkpoints,
         )
 
     def shown(self, params: TrialParams, seed: int, trial: int) -> str:
         """Return the command with the values of a configuration, for people to read."""
-        values = self.values(params, seed, trial, "output") | {"config": "config"}
+        values = self.values(params, seed, trial, "output", "checkpoints") | {"config": "config"}
         argv = self.command.argv(values)
         return argv[-1] if self.command.needs_shell else shlex.join(argv)
 
     @staticmethod
-    def values(params: TrialParams, seed: int, trial: int, output_dir: str) -> dict[str, Scalar]:
+    def values(
+        params: TrialParams, seed: int, trial: int, output_dir: str, checkpoint_dir: str
+    ) -> dict[str, Scalar]:
         """Return the value of each placeholder in a trial, except `{config}`.
 
         Raises:
             BadInput: if the batch sizes don't go with the number of ranks.
         """
-        own: dict[str, Scalar] = {"seed": seed, "trial": trial, "output_dir": output_dir}
+        own: dict[str, Scalar] = {"seed": seed, "trial": trial}
+        own |= {"output_dir": output_dir, "checkpoint_dir": checkpoint_dir}
         return with_batches(params.as_record()) | own
 
     def template(self, known: Mapping[str, Scalar]) -> ConfigTemplate | None:
@@ -165,10 +188,20 @@ class Script(Task):
 
     @property
     def takes_seed(self) -> bool:
+        return "seed" in self._names
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """True if the script saves itself, and goes on from there when it is started again."""
+        return "checkpoint_dir" in self._names
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """The names of the placeholders that the command and the configuration file have."""
         names = set(self.command.names)
         if (template := self.template(dict.fromkeys(PLACEHOLDERS, 0))) is not None:
             names |= set(template.names)
-        return "seed" in names
+        return names
 
     @cached_property
     def imported(self) -> tuple[set[str], ...]:

@@ -40,8 +40,13 @@ _SHOWN_CHARACTERS = 300  # longest text of a shown prediction
 
 class Seq2SeqDataset(Dataset, extra="forbid"):
     source_column: Name = "source"
+    """The sources' column in jsonl, json, csv, parquet and hub data sets."""
+
     target_column: Name = "target"
-    database: Name | None = None  # an SQLite file, which execution_match needs
+    """The targets' column."""
+
+    database: Name | None = None
+    """The SQLite file on which `execution_match` runs queries."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -63,10 +68,15 @@ class Seq2SeqDataset(Dataset, extra="forbid"):
 class Seq2SeqWorkload(ModelWorkload, extra="forbid"):
     task: Literal["seq2seq"] = "seq2seq"
     dataset: Seq2SeqDataset
-    sequence_length: SequenceLength  # the most tokens of a source
-    # The most tokens of a target, and of a generated text; None: sequence_length.
+    sequence_length: SequenceLength
+    """The most tokens of a source."""
+
     max_target_length: SequenceLength | None = None
-    source_prefix: str | None = None  # text put before each source
+    """Maximum tokens of a target and of a generated text. Left out: `sequence_length`, which is the
+    maximum of a source."""
+
+    source_prefix: str | None = None
+    """A text put before each source, such as `"translate to SQL: "`."""
 
     def violations(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
@@ -279,6 +289,8 @@ class Seq2Seq(ExampleTask):
             index, why = next(iter(problems.items()))
             rule = "each query of the evaluation rows must run on workload.dataset.database"
             raise BadInput(f"{rule}, but that of {expected[index].where} doesn't: {why}.")
+        if isinstance(self._match, ExecutionMatch):
+            return _empty_notes(self._match, [pair.target for pair in expected])
         if self.quality is EXACT_MATCH:
             written = tokenizer.batch_decode(
                 encoded.targets, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -398,15 +410,15 @@ class Seq2Seq(ExampleTask):
         import numpy as np
 
         indices = examples.order if by_match else np.array(shown, np.int64)
-        own = generated_texts(run, trainer, examples, indices, self._target_length)
+        generated = generated_texts(run, trainer, examples, indices, self._target_length)
         texts = open_texts(run.folder.root / "eval")
-        parts = ranks.gathered({index: own[index] for index in shown if index in own})
+        parts = ranks.gathered({index: generated[index] for index in shown if index in generated})
         said = {index: text for part in parts for index, text in part.items()}
         predictions = tuple(_prediction(*texts[index], said[index]) for index in shown)
         if not by_match:
             return Evaluation(evaluation.sum, evaluation.count, predictions=predictions)
         matches = [
-            float(sum(match.matches(texts[index][1], text) for index, text in own.items()))
+            float(sum(match.matches(texts[index][1], text) for index, text in generated.items()))
             for match in (self._match, ExactMatch())
         ]
         matched, exact = ranks.summed(matches)
@@ -414,6 +426,13 @@ class Seq2Seq(ExampleTask):
         if self.quality is not EXACT_MATCH:
             others[EXACT_MATCH.name] = exact / len(examples)
         return Evaluation(matched, len(examples), others, predictions)
+
+
+def _empty_notes(match: ExecutionMatch, queries: Sequence[str]) -> list[str]:
+    """Return a note on expected queries without rows, if there are any."""
+    empty = sum(match.finds_nothing(query) for query in queries)
+    of = f"{empty} of {len(queries)} evaluation queries find no rows"
+    return [f"{of}: every query that finds none matches them."] if empty else []
 
 
 def _repeat_notes(

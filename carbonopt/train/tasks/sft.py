@@ -34,8 +34,13 @@ _PARAGRAPHS = 3
 class ResponseDataset(Dataset, extra="forbid"):
     builtin: Literal["python-docs"] | None = None
     prompt_column: str = "prompt"
+    """The prompts' column in jsonl, csv, parquet and hub data sets."""
+
     response_column: str = "response"
+    """The responses' column."""
+
     messages_column: str | None = None  # None: the data has prompts and responses
+    """Replaces these two: a column with lists of messages, each with a `role` and a `content`."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -72,6 +77,7 @@ class SFTWorkload(ModelWorkload, extra="forbid"):
     dataset: ResponseDataset
     sequence_length: SequenceLength
     packing: bool = False
+    """Puts several examples into one sequence."""
 
     def violations(self) -> dict[str, bool]:
         untokenized = self.tokenizer is None and self.model.name_or_path is None
@@ -93,6 +99,7 @@ class SFT(ExampleTask):
     card = Card("text-generation", "Text Generation", "a language model that responds to prompts")
     model_kind = CAUSAL_LM
     _loss: "TokenLoss"  # the loss for the model that `begin` was given
+    _attention: str  # that model's attention
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports
@@ -150,6 +157,7 @@ class SFT(ExampleTask):
         Raises:
             BadInput: if it can't.
         """
+        from carbonopt.train.models import model
         from carbonopt.train.models.model_check import check_output_layer
         from carbonopt.train.models.packing_check import check_packing
 
@@ -157,9 +165,11 @@ class SFT(ExampleTask):
         for layer in values_of(space["output_layer"]):
             check_output_layer(self.model_kind, config, str(layer), trusted)
         if self.workload.packing:
+            dropouts = [float(value) for value in values_of(space["dropout"])]
+            changed = model.with_dropout(config, max(dropouts, default=None))
             for attention in values_of(space["attention_implementation"]) or (None,):
                 check_packing(
-                    self.model_kind, config, None if attention is None else str(attention), trusted
+                    self.model_kind, changed, None if attention is None else str(attention), trusted
                 )
 
     def examples(self, folder: PreparedFolder, part: Part) -> "Responses":
@@ -171,9 +181,10 @@ class SFT(ExampleTask):
         from carbonopt.train.token_loss import TokenLoss
 
         self._loss = TokenLoss(model, compiled)
+        self._attention = model.config._attn_implementation
 
     def loss_sum(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
-        inputs, targets = _divided(batch)
+        inputs, targets = self._divided(batch)
         self._loss.expect(targets)
         return self._loss.sum(model(**inputs).logits, targets)
 
@@ -183,9 +194,25 @@ class SFT(ExampleTask):
 
         from carbonopt.train.data.packing import IGNORED
 
-        inputs, targets = _divided(batch)
+        inputs, targets = self._divided(batch)
         nll = self._loss.of_each(model(**inputs).logits, targets).double().sum()
         return torch.stack([nll, (targets != IGNORED).sum()])
+
+    def _divided(self, batch: dict[str, "torch.Tensor"]) -> tuple[dict[str, Any], "torch.Tensor"]:
+        """Return the arguments of the model's forward pass, and the targets.
+
+        The cache is off: with one, models take the positions of a packed row for those of one
+        example.
+        """
+        from carbonopt.train.models import varlen_attention
+
+        arguments: dict[str, Any] = {**batch, "use_cache": False}
+        targets = arguments.pop("targets")
+        starts = arguments.pop("example_starts", None)
+        if starts is not None and self._attention == varlen_attention.VARLEN:
+            length = batch["input_ids"].shape[1]
+            arguments["cu_seq_lens_q"] = varlen_attention.sequence_ends(starts, length)
+        return arguments, targets
 
     def evaluation(self, sums: list[float]) -> Evaluation:
         return Evaluation(sums[0], round(sums[1]))
@@ -214,26 +241,12 @@ class SFT(ExampleTask):
     def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
         import torch
 
-        names = (
-            ("input_ids", "targets", "position_ids")
-            if self.workload.packing
-            else ("input_ids", "targets")
-        )
-        return {
-            name: torch.zeros(size, self.workload.sequence_length, dtype=torch.int64)
-            for name in names
-        }
-
-
-def _divided(batch: dict[str, "torch.Tensor"]) -> tuple[dict[str, Any], "torch.Tensor"]:
-    """Return the arguments of the model's forward pass, and the targets.
-
-    The cache is off: with one, models take the positions of a packed row for those of one example.
-    """
-    return {
-        **{name: batch[name] for name in batch if name != "targets"},
-        "use_cache": False,
-    }, batch["targets"]
+        length = self.workload.sequence_length
+        names = ["input_ids", "targets"] + ["position_ids"] * self.workload.packing
+        batch = {name: torch.zeros(size, length, dtype=torch.int64) for name in names}
+        if self.workload.packing:
+            batch["example_starts"] = torch.tensor([[0, length]] * size, dtype=torch.int32)
+        return batch
 
 
 def _chats(dataset: ResponseDataset) -> tuple[list["Chat"], list["Chat"]]:

@@ -8,15 +8,15 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import QUALITIES, Quality
 from carbonopt.core.refusals import hint
-from carbonopt.core.trial import EvalPoint, Prediction
+from carbonopt.core.trial import Prediction
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
@@ -75,11 +75,8 @@ class TrialRun:
     workload: Workload
     folder: PreparedFolder
     prepared: Prepared
+    params: TrainingParams
     total_steps: int
-
-    @cached_property
-    def params(self) -> TrainingParams:
-        return TrainingParams.of(self.spec.params)
 
     @property
     def sequence_length(self) -> int:

@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from carbonopt.core.errors import BadInput
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import ACCURACY, MACRO_F1
-from carbonopt.core.trial import EvalPoint
-from carbonopt.export.model_card import _card
+from carbonopt.export.model_card import card_of
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.trial_spec import Prepared
@@ -68,6 +68,18 @@ def parsed(workload: dict, **target: float):
     return parse_study(
         {**raw, "target": target or {"accuracy": 0.5}, "workload": workload}, "study.yaml"
     ).workload
+
+
+@pytest.mark.parametrize(
+    ("workload", "size"),
+    [(TEXTS, 1667), ({**TEXTS, "sequence_length": 512}, 64), (DIGITS, None)],
+    ids=["short texts", "long texts", "images"],
+)
+def test_texts_are_evaluated_in_batches_as_large_as_pay(workload: dict, size: int | None) -> None:
+    """2^15 tokens in a pass: 64 texts of 512, or 5,000 short ones in three equal passes."""
+    task = task_for(parsed(workload).model_dump(mode="json"))
+    config = AutoConfig.for_model(**{**BERT, "num_labels": 3})
+    assert task.eval_batch_size(config, 80 * 2**30, 5000) == size
 
 
 def prepared(workload: dict, folder: Path, **space) -> tuple[PreparedFolder, Prepared]:
@@ -146,8 +158,8 @@ def test_macro_f1_is_the_quality_where_it_is_the_target():
 
 
 def test_a_card_is_of_what_is_classified():
-    assert _card(parsed(DIGITS)).pipeline_tag == "image-classification"
-    assert _card(parsed(TEXTS)).pipeline_tag == "text-classification"
+    assert card_of(parsed(DIGITS)).pipeline_tag == "image-classification"
+    assert card_of(parsed(TEXTS)).pipeline_tag == "text-classification"
 
 
 # --------------------------------------------------------------------------------------------------------------

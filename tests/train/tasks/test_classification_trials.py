@@ -92,14 +92,9 @@ class Prepared:
         spec = {
             "number": 0, "attempt": 1, "seed": seed, "params": params, "workload": self.workload,
             "prepared_dir": str(self.folder / "prepared"), "trial_dir": str(folder),
+            "saves_model": save,
         }  # fmt: skip
-        run = start(
-            "rank_main",
-            spec,
-            folder,
-            params.get("world_size", 1),
-            CARBONOPT_SAVE_MODEL="1" if save else "0",
-        )
+        run = start("rank_main", spec, folder, params.get("world_size", 1))
         assert run.exit_code == FINISHED_EXIT, run.events[-1]
         return run
 

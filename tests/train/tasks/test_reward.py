@@ -491,9 +491,9 @@ def trial(prepared, tmp_path_factory):
         spec = {
             "number": 0, "attempt": 1, "seed": seed, "params": params, "workload": given,
             "prepared_dir": str(at.root), "trial_dir": str(folder),
+            "saves_model": save,
         }  # fmt: skip
-        environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
-        made = start("rank_main", spec, folder, params.get("world_size", 1), **environment)
+        made = start("rank_main", spec, folder, params.get("world_size", 1))
         assert made.exit_code == FINISHED_EXIT, made.events[-1]
         return made
 

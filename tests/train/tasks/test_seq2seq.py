@@ -117,7 +117,14 @@ def trial(workload, tmp_path_factory):
     prepared: dict[str, Path] = {}
     by_match = workload()
 
-    def run(workload: dict = by_match, save: bool = False, seed: int = 0, **params) -> Run:
+    def run(
+        workload: dict = by_match,
+        save: bool = False,
+        seed: int = 0,
+        forked: str = "carbonopt.train.forked_rank",
+        environment: dict[str, str] | None = None,
+        **params,
+    ) -> Run:
         if (key := json.dumps(workload)) not in prepared:
             prepared[key] = tmp_path_factory.mktemp("prepared")
             assert prepare(workload, prepared[key]).exit_code == FINISHED_EXIT
@@ -125,9 +132,10 @@ def trial(workload, tmp_path_factory):
         spec = {
             "number": 0, "attempt": 1, "seed": seed, "params": params, "workload": workload,
             "prepared_dir": str(prepared[key] / "p"), "trial_dir": str(folder),
+            "saves_model": save,
         }  # fmt: skip
-        environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
-        done = start("rank_main", spec, folder, params.get("world_size", 1), **environment)
+        ranks = params.get("world_size", 1)
+        done = start("rank_main", spec, folder, ranks, forked=forked, **(environment or {}))
         assert done.exit_code == FINISHED_EXIT
         return done
 
@@ -217,6 +225,19 @@ def test_two_ranks_with_accumulation_and_any_zero_stage(stage, reference, trial)
         assert run.points[-1].other_qualities["perplexity"] == pytest.approx(
             by_hand.perplexity, rel=1e-3
         )
+
+
+@pytest.mark.slow
+def test_zero_3_gathers_its_weights_once_for_all_tokens(reference, trial, tmp_path):
+    """Not each block for each token; and it trains on afterwards."""
+    counted = {"forked": "gathers", "environment": {"GATHERS_FILE": str(tmp_path / "gathers")}}
+    run = trial(zero_stage=3, world_size=2, micro_batch_size_per_gpu=4, **counted)
+    counts = json.loads((tmp_path / "gathers").read_text())
+    assert counts["batches"] >= 2, "one at least at each of two evaluations"
+    assert counts["gathers"] == 0
+    assert predictions(run) == predictions(reference)
+    for point, alike in zip(run.points, reference.points, strict=True):
+        assert point.value == pytest.approx(alike.value, abs=1e-3)
 
 
 @pytest.mark.slow

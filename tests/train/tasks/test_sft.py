@@ -112,9 +112,9 @@ def trial(workload, prepared, tmp_path_factory):
         spec = {
             "number": 0, "attempt": 1, "seed": seed, "params": params, "workload": {**workload, **changed},
             "prepared_dir": str(prepared(packing)), "trial_dir": str(folder),
+            "saves_model": save,
         }  # fmt: skip
-        environment = {"CARBONOPT_SAVE_MODEL": "1"} if save else {}
-        done = start("rank_main", spec, folder, params.get("world_size", 1), **environment)
+        done = start("rank_main", spec, folder, params.get("world_size", 1))
         assert done.exit_code == FINISHED_EXIT
         return done
 
@@ -315,6 +315,14 @@ def test_the_loss_by_which_kernels_are_loaded_is_one_of_examples(workload, packi
 
 def with_data(**dataset):
     return {"dataset": dataset}
+
+
+def test_varlen_without_packing_is_refused_by_the_study_file(workload):
+    raw = study().config.model_dump(mode="json", exclude_none=True)
+    raw["search"]["space"]["attention_implementation"] = {"choices": ["sdpa", "varlen"]}
+    parse_study({**raw, "workload": {**workload, "packing": True}}, "study.yaml")
+    with pytest.raises(BadInput, match="varlen"):
+        parse_study({**raw, "workload": workload}, "study.yaml")
 
 
 @pytest.mark.parametrize(

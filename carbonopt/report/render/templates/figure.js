@@ -1,11 +1,11 @@
 // The interactive figure. It takes its text and grid colours from the page, so that it follows light and dark.
-const interactive = (function () {
-  if (!content.figure) return null;
+let interactive = null;
+
+function interactiveFigure(content) {
   const place = document.getElementById("interactive");
   const details = document.getElementById("details");
-  const { data, layout, rows_in, moved: follower, shape_label, row_note } = content.figure;
-  const rows = content.tables[rows_in];
   const narrow = () => place.clientWidth < 560;
+  let data, layout, following, rows, shape_label, row_note;
 
   // Plotly reads simple HTML in what it shows at a mark.
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -16,11 +16,15 @@ const interactive = (function () {
     return [`<b>${escaped(first[0])} ${escaped(first[1])}</b>`, ...named].join("<br>");
   }
 
-  for (const trace of data) {
-    if (trace.customdata) trace.text = trace.customdata.map(lines);
-    trace.hovertemplate = "%{text}<extra></extra>";
+  function take(content) {
+    ({ data, layout, shape_label, row_note } = content);
+    rows = tables[content.rows_in].source;
+    for (const trace of data) {
+      if (trace.customdata) trace.text = trace.customdata.map(lines);
+      trace.hovertemplate = "%{text}<extra></extra>";
+    }
+    following = data.findIndex((trace) => trace.meta === content.moved);
   }
-  const following = data.findIndex((trace) => trace.meta === follower);
 
   function themed() {
     const style = getComputedStyle(document.documentElement);
@@ -31,6 +35,7 @@ const interactive = (function () {
       xaxis: Object.assign({}, layout.xaxis, axis),
       yaxis: Object.assign({}, layout.yaxis, axis),
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--ink") },
+      uirevision: "kept", // what the reader has zoomed to stays when other data is drawn
     });
   }
 
@@ -60,6 +65,7 @@ const interactive = (function () {
     details.hidden = false;
   }
 
+  take(content);
   draw();
   place.on("plotly_click", function (event) {
     const row = event.points.map((point) => point.customdata).find((one) => one !== undefined);
@@ -67,6 +73,11 @@ const interactive = (function () {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   return {
+    element: place,
+    update(content) {
+      take(content);
+      draw();
+    },
     step(value, shown, step) {
       const [line] = layout.shapes;
       Object.assign(line, { y0: value, y1: value });
@@ -87,4 +98,4 @@ const interactive = (function () {
       });
     },
   };
-})();
+}

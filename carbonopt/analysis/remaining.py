@@ -1,0 +1,57 @@
+"""The remaining time of a study, estimated from its trials so far."""
+
+from datetime import timedelta
+from statistics import fmean
+
+from carbonopt.core.trial import TrialRecord
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import StudyData
+
+
+def remaining_time(
+    config: StudyConfig,
+    data: StudyData,
+    used_hours: float,
+    used_kwh: float,
+    used_kg_co2e: float,
+    workers: int,
+) -> timedelta | None:
+    """Estimate how long the rest of a study takes at most; None: no limit tells, before any trial.
+
+    The shortest of what the budget's limits leave, at the pace of the finished trials. Running and
+    interrupted ones are still to do.
+    """
+    finished = [record for record in data.records if record.has_finished]
+    budget, left_s = config.budget, list[float]()
+    if budget.hours is not None:
+        left_s.append(3600 * (budget.hours - used_hours))
+    trial, count = mean_duration(data.records), len(_measured(data.records))
+    if trial is not None:
+        pace_s = trial.total_seconds() / workers
+        if budget.trials is not None:
+            left = budget.trials - sum(record.repeat_of is None for record in finished)
+            if config.confirm is not None:
+                ran = sum(record.repeat_of is not None for record in finished)
+                left += config.confirm.most_repeats - ran
+            left_s.append(pace_s * left)
+        for limit, used in (
+            (budget.energy_kwh, used_kwh),
+            (budget.emissions_kg_co2e, used_kg_co2e),
+        ):
+            if limit is not None and used > 0:
+                left_s.append(pace_s * count * (limit - used) / used)
+    return timedelta(seconds=max(0.0, min(left_s))) if left_s else None
+
+
+def _measured(records: tuple[TrialRecord, ...]) -> list[float]:
+    return [
+        record.duration_s.total
+        for record in records
+        if record.duration_s is not None and record.has_finished
+    ]
+
+
+def mean_duration(records: tuple[TrialRecord, ...]) -> timedelta | None:
+    """Return the mean duration of the finished trials; None if it is known of none."""
+    durations = _measured(records)
+    return timedelta(seconds=fmean(durations)) if durations else None

@@ -1,0 +1,240 @@
+"""One call of a study, from the checks of the machine to the report; `Caller` says who called."""
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from carbonopt.api.end_messages import said_if_it_fails, say_the_end
+from carbonopt.api.report_files import write_own_report
+from carbonopt.core.errors import BadInput
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.study.local_workers import LocalWorker, LocalWorkers
+from carbonopt.study.session import Session, StudyDisplay
+from carbonopt.study.stop_request import StopRequest
+
+if TYPE_CHECKING:
+    from carbonopt.spec.study_config import StudyConfig
+    from carbonopt.spec.study_data import StudyData
+    from carbonopt.storage.folder import HeldFolder
+    from carbonopt.study.notifications import Notifications
+    from carbonopt.study.session import AsStep
+    from carbonopt.study.study_checks import CheckedStudy
+    from carbonopt.study.trackers import Trackers
+
+
+class CallDisplay(StudyDisplay, Protocol):
+    """A display of one call, which ends with it."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The caller of a study: how the study is shown, and how its user can stop it."""
+
+    display: "Callable[[StudyConfig], CallDisplay]"
+    interruptible: Callable[[], AbstractContextManager[StopRequest]]
+    # runs the part of a forked worker, whose process ends with it
+    as_worker: Callable[[Callable[[], None]], object]
+
+
+def worker_paths(root: Path) -> StudyPaths:
+    """Return the paths of a worker that joins the study of a folder."""
+    return StudyPaths(root, f"{socket.gethostname()}-{os.getpid()}")
+
+
+def call_study(
+    caller: Caller,
+    config: "StudyConfig",
+    text: str,
+    paths: StudyPaths,
+    storage: str | None,
+    as_step: "AsStep | None" = None,
+    *,
+    joins: bool = False,
+) -> "tuple[StudyData, Path | None]":
+    """Run or resume a study and write its report, in all slots of its launch.
+
+    Args:
+        text: The content of the study file.
+        joins: Whether this call joins a study that another one leads; it writes no report then.
+
+    Returns:
+        The study, and the page of its report, if one was written.
+    """
+    from carbonopt.doctor import before_run
+    from carbonopt.doctor.check_result import Status
+    from carbonopt.engines.slurm import here
+    from carbonopt.study.local_workers import forked_workers, printed_to
+    from carbonopt.study.study_checks import check
+
+    checked = check(config)
+    if os.path.realpath(paths.root) in map(os.path.realpath, config.search.learn_from):
+        raise BadInput(
+            f"search.learn_from must name earlier studies, but {paths.root} is this one's folder;"
+            " leave it out."
+        )
+    findings = before_run(here(config), paths.root)
+    if failures := [str(check) for check in findings if check.status == Status.FAILURE]:
+        raise BadInput("; ".join(failures))
+    warnings = [str(check) for check in findings if check.status == Status.WARNING]
+    call = _SlotCall(caller, checked, text, paths, storage, as_step, joins, warnings)
+
+    def beside(local_worker: LocalWorker) -> None:
+        in_folder = worker_paths(paths.root)
+
+        def join() -> None:
+            call.in_slot(local_worker, in_folder).run()
+
+        with printed_to(in_folder.worker_log):
+            caller.as_worker(join)
+
+    with forked_workers(config.launch.slots, beside) as others:
+        return dataclasses.replace(call, local_workers=others).run()
+
+
+def call_ended_study(
+    checked: "CheckedStudy", paths: StudyPaths, storage: str | None, warn: Callable[[str], None]
+) -> "tuple[StudyData, Path] | None":
+    """End the call of a study of which nothing is left to do; start nothing to find that out.
+
+    Returns:
+        The study, and the page of its report; None if something is left to do.
+    """
+    from carbonopt.storage.folder import own_folder
+    from carbonopt.storage.study_storage import written
+    from carbonopt.study.resume import ended_study
+    from carbonopt.study.trackers import open_trackers
+
+    if not paths.root.is_dir():
+        return None
+    with own_folder(paths) as held, written(paths.root):
+        held.keep()
+        data = ended_study(checked, paths, storage, warn)
+        if data is None:
+            return None
+        with contextlib.closing(open_trackers(checked.config, paths.trackers, warn)) as trackers:
+            trackers.study_ended(data)
+        return data, write_own_report(data, paths)
+
+
+@dataclass(frozen=True)
+class _SlotCall:
+    """The part of a call that works in one slot of the study's launch; see `call_study`."""
+
+    caller: Caller
+    checked: "CheckedStudy"
+    text: str
+    paths: StudyPaths
+    storage: str | None
+    as_step: "AsStep | None" = None
+    joins: bool = False
+    warnings: Sequence[str] = ()  # shown when there is something left to run
+    local_workers: LocalWorkers = field(default_factory=LocalWorkers)  # in the other slots
+    local_worker: LocalWorker | None = None  # set where this call is in one of those itself
+
+    def in_slot(self, local_worker: LocalWorker, paths: StudyPaths) -> "_SlotCall":
+        """Return the part of the same call that joins the study in another slot."""
+        checked = self.checked.in_slot(local_worker.slot)
+        return _SlotCall(
+            self.caller,
+            checked,
+            self.text,
+            paths,
+            self.storage,
+            joins=True,
+            local_worker=local_worker,
+        )
+
+    def run(self) -> "tuple[StudyData, Path | None]":
+        """Work on the study until it ends; tell who follows it, and write its report."""
+        from carbonopt.storage.folder import own_folder
+        from carbonopt.storage.study_storage import written
+        from carbonopt.study.notifications import Notifications
+        from carbonopt.study.run_study import run_study
+        from carbonopt.study.trackers import open_trackers
+
+        paths, config = self.paths, self.checked.config
+        with (
+            own_folder(paths) as held,
+            written(paths.root),
+            self.caller.interruptible() as interrupted,
+        ):
+            display = self.caller.display(config)
+            notifications = Notifications.of(config, display.warn, joins=self.joins)
+            trackers = open_trackers(config, paths.trackers, display.warn, joins=self.joins)
+            session = self._session(held, display, notifications, trackers, interrupted)
+            with contextlib.closing(notifications), said_if_it_fails(notifications):
+                try:
+                    data = run_study(session)
+                    if not self.joins:
+                        trackers.study_ended(data)
+                finally:
+                    trackers.close(interrupted)
+                    display.close()
+                held.keep()
+                # All measurements are stored, so a signal may end it at once.
+                interrupted.raise_on_signal()
+                page = None if self.joins else write_own_report(data, paths)
+                if config.notify is not None:  # the answer takes a second to work out
+                    say_the_end(notifications, data, page)
+            return data, page
+
+    def _session(
+        self,
+        held: "HeldFolder",
+        display: CallDisplay,
+        notifications: "Notifications",
+        trackers: "Trackers",
+        interrupted: StopRequest,
+    ) -> Session:
+        def on_begin() -> None:
+            self.local_workers.begin()
+            for warning in self.warnings:
+                display.warn(warning)
+
+        def before_measuring() -> None:
+            held.keep()
+            interrupted.store_first()
+
+        return Session(
+            self.checked,
+            self.text,
+            self.paths,
+            display,
+            trackers,
+            interrupted,
+            notifications=notifications,
+            url=self.storage,
+            on_begin=on_begin,
+            meanwhile=lambda: _look_ahead(self.paths, trackers),
+            before_measuring=before_measuring,
+            as_step=self.as_step,
+            joins=self.joins,
+            local_workers=self.local_workers,
+            local_worker=self.local_worker,
+        )
+
+
+def _look_ahead(paths: StudyPaths, trackers: "Trackers") -> None:
+    """Import the search, the report and trackers; check that the report can be written.
+
+    This takes seconds. A study has time for it when it begins, while its trials' processes import,
+    but not between trials or later.
+    """
+    from carbonopt.core.files import check_kinds
+
+    libraries = ("sklearn.inspection", "matplotlib.backends.backend_pdf", "pyarrow.parquet")
+    for module in ("carbonopt.search.strategy", "carbonopt.report.writing", *libraries):
+        importlib.import_module(module)
+    from carbonopt.report.writing import NAMES
+
+    check_kinds(paths.report, NAMES)
+    trackers.open()

@@ -1,0 +1,167 @@
+"""The checks of what a user's training script reports.
+
+Nothing but Python is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.files import parsed_json, repeated_key
+from carbonopt.core.quality import Quality
+
+LARGEST_COUNT = 10**12
+# A larger value counts as infinite: its sum over examples, or a square, would overflow.
+LARGEST_VALUE = 1e100
+_PERCENT_FROM = 1.01  # a share of up to this may be 1 with the error of a bfloat16
+
+
+@dataclass(frozen=True)
+class Reported:
+    """An evaluation that a script reported; its fields are those of `evaluations.EvalPoint`."""
+
+    step: int
+    value: float | None  # value of the quality; None: it was NaN or infinite
+    sum: float | None  # None: it was NaN or infinite
+    count: int  # number of examples or tokens; 1 where it is not known
+    other_qualities: dict[str, float]
+    tokens: None = None
+
+
+def whole(name: str, value: object, lowest: int) -> int:
+    """Return a count as an int, whatever library's number it is.
+
+    Raises:
+        BadInput: if it is no whole number from `lowest` on.
+    """
+    number = None
+    if _may_be_number(value):
+        with contextlib.suppress(TypeError):
+            if isinstance(value, float) and value.is_integer():
+                number = int(value)
+            else:
+                number = operator.index(value)  # type: ignore[arg-type]
+    if number is None or not lowest <= number <= LARGEST_COUNT:
+        raise BadInput(
+            f"{name} must be a whole number from {lowest} to {LARGEST_COUNT:g}, but is"
+            f" {shortened(value)}."
+        )
+    return number
+
+
+def number(name: str, value: object) -> float:
+    """Return a quality as a float, whatever library's number it is.
+
+    Raises:
+        BadInput: if it is no number.
+    """
+    if _may_be_number(value):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            return float(value)  # type: ignore[arg-type]
+    raise BadInput(f"{name} must be a real number, but is {shortened(value)}.")
+
+
+def _may_be_number(value: object) -> bool:
+    """Return False for a truth value, a text or a complex number, which float() may take, too.
+
+    The types of an array library, which is not imported here, are told by their dtype.
+    """
+    if isinstance(value, bool | str | bytes | bytearray | memoryview | complex):
+        return False
+    dtype = getattr(value, "dtype", None)
+    is_other_kind = str(getattr(dtype, "kind", "f")) not in "iuf"  # of NumPy
+    if is_other_kind and "float" not in str(dtype):  # ml_dtypes's bfloat16 has the kind V
+        return False
+    return "bool" not in str(dtype) and "complex" not in str(dtype)
+
+
+def evaluation(
+    quality: Quality,
+    qualities: dict[str, object],
+    count: object,
+    step: int,
+    *,
+    of_percent: str = "divide it by 100",
+) -> Reported:
+    """Return an evaluation that a script reported, checked.
+
+    Args:
+        quality: the quality of the target.
+        qualities: the reported values by name, with that of the target among them.
+        count: the number of examples or tokens that they are means over; None: not known.
+        step: the step after which the evaluation was made.
+        of_percent: the advice for a share that seems to be in percent.
+
+    Raises:
+        BadInput: if the quality is missing or can't have such a value.
+    """
+    if quality.name not in qualities:
+        got = ", ".join(qualities) or "nothing"
+        raise BadInput(
+            f"a report must have {quality.name}, the quality of the target, but has {got}."
+        )
+    for name in qualities:
+        if not name.isprintable() or not 0 < len(name.strip()) <= 100:
+            raise BadInput(
+                "a quality's name must have 1 to 100 printable characters, but is"
+                f" {shortened(name)}."
+            )
+    values = {name: number(name, value) for name, value in qualities.items()}
+    value, examples = values.pop(quality.name), 1 if count is None else whole("count", count, 1)
+    if problem := quality.beyond(value):
+        if quality.is_share and 1 < value <= _PERCENT_FROM:
+            problem += "; if it was rounded up, report the smaller of it and 1"
+        elif quality.is_share and 1 < value <= 100:
+            problem += f"; is it in percent? Then {of_percent}, for {value / 100:g}"
+        raise BadInput(f"{quality.name} {problem}.")
+    others = {name: other for name, other in values.items() if math.isfinite(other)}
+    if not abs(value) <= LARGEST_VALUE:  # NaN, too
+        return Reported(step, None, None, examples, others)
+    total = quality.mean_of(value) * examples
+    return Reported(step, quality.value(total, examples), total, examples, others)
+
+
+def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reported]:
+    """Return the evaluation in the last line that is a JSON object with the quality.
+
+    The list is empty if there is none. The line may have `step` (else it is `steps`) and `count`.
+
+    Raises:
+        BadInput: as `evaluation`; and if that line can't be read, since an earlier one would be of
+            another evaluation.
+    """
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if quality.name in values and (twice := repeated_key(pairs)) is not None:
+            raise BadInput(
+                f"a printed line must have each key once, but has {shortened(twice)} twice; print"
+                " it once."
+            )
+        return values
+
+    for line in reversed(said.splitlines()):
+        text = line.removeprefix("\ufeff").strip()
+        if not text.startswith("{"):
+            continue
+        try:
+            printed = parsed_json(text, object_of)
+        except ValueError as error:
+            if f'"{quality.name}"' in text:
+                raise BadInput(
+                    f"the printed line {shortened(text)} can't be read as JSON: {error}."
+                ) from error
+            continue
+        if quality.name in printed:
+            step = whole("step", printed.get("step", steps), 1)
+            return [
+                evaluation(
+                    quality, {quality.name: printed[quality.name]}, printed.get("count"), step
+                )
+            ]
+    return []

@@ -1,0 +1,260 @@
+"""The MLflow tracker: a run for the study, and a child of it for each trial.
+
+A child has the evaluations alone, and no metric of each step: MLflow's page becomes slow where some
+hundred runs have many metrics (https://github.com/mlflow/mlflow/issues/21841).
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+import carbonopt
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.trial import TrialRecord
+from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.track_settings import MlflowTracking
+from carbonopt.study.trackers.mirror_tracker import (
+    MirrorRun,
+    MirrorTracker,
+    RunSettings,
+    point_metrics,
+    record_metrics,
+    study_metrics,
+)
+from carbonopt.study.trackers.tracker import ENDED_WELL
+
+_TIMEOUT_S = 4  # for an answer; the study's end waits 5 s
+_RETRIES = 1  # of a request; a server that is down is not waited for
+_MOST_ANSWER_MIB = 32  # six times as much as a page of runs has
+_PAGE = 1000  # runs of one answer, and metrics of one request: MLflow's limits
+_LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes
+# Tags by which a study's runs are found again.
+_STUDY, _TRIAL = "carbonopt.study", "carbonopt.trial"
+_STATE, _ATTEMPT = "carbonopt.state", "carbonopt.attempt"
+_FOREIGN = re.compile(r"[^\w\-. ]")  # what not every version of MLflow takes in a metric's name
+
+
+class MlflowTracker(MirrorTracker):
+    """The MLflow tracker.
+
+    Raises:
+        LookupError: From `study_began`, if the experiment has been deleted on the server.
+    """
+
+    name = "mlflow"
+
+    def __init__(self, wanted: MlflowTracking, *, joins: bool) -> None:
+        super().__init__(joins=joins)
+        # Read when MLflow is imported. Without them it reports to its makers what is called, and
+        # prints advice.
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        os.environ.setdefault("MLFLOW_DISABLE_AGENT_HINT", "true")
+        from mlflow import MlflowClient, environment_variables
+
+        # Defaults instead of variables, which the scripts of trials would inherit. A variable that
+        # the user has set still holds.
+        environment_variables.MLFLOW_HTTP_REQUEST_TIMEOUT.default = _TIMEOUT_S
+        environment_variables.MLFLOW_HTTP_REQUEST_MAX_RETRIES.default = _RETRIES
+        environment_variables.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.default = True
+        _limit_answers()
+        self._client = MlflowClient(tracking_uri=wanted.uri, registry_uri=wanted.uri)
+        self._experiment, self._experiment_id, self._parent = wanted.experiment, "", ""
+        self._has_ended = False
+
+    def find_runs(self) -> dict[int, MirrorRun]:
+        self._experiment_id = self._existing_experiment() or self._new_experiment()
+        runs: dict[int, MirrorRun] = {}
+        for run in self._search():
+            number = run.data.tags.get(_TRIAL)
+            if number is None:
+                self._parent = run.info.run_id
+            else:
+                runs[int(number)] = self._found_run(run)
+        if not self._parent:
+            self._parent = self._new_parent()
+        elif not self._joins:
+            self._client.update_run(self._parent, status="RUNNING")
+        return runs
+
+    def begin_run(self, settings: RunSettings, earlier: MirrorRun | None) -> MirrorRun:
+        if earlier is not None:
+            self._client.update_run(earlier.key, status="RUNNING")
+            self._client.set_tag(earlier.key, _ATTEMPT, str(settings.attempt))
+            return earlier
+        tags = {
+            "mlflow.parentRunId": self._parent,
+            _STUDY: str(self.study.id),
+            _TRIAL: str(settings.number),
+            _ATTEMPT: str(settings.attempt),
+        }
+        run = self._client.create_run(
+            self._experiment_id,
+            start_time=_milliseconds(settings.started_at),
+            tags=tags,
+            run_name=f"{self.study.config.name}-{settings.number:04d}",
+        )
+        key = str(run.info.run_id)
+        self._log(key, {}, params=settings.params)
+        return MirrorRun(key)
+
+    def send_points(self, run: MirrorRun, points: list[EvalPoint]) -> None:
+        self._log(run.key, {point.step: point_metrics(point, self.study) for point in points})
+
+    def end_run(self, run: MirrorRun, record: TrialRecord) -> None:
+        if not record.has_finished:
+            self._client.set_terminated(run.key, "KILLED")
+            return
+        reason = {} if record.stop_reason is None else {"carbonopt.stop_reason": record.stop_reason}
+        tags = {_STATE: record.state, _ATTEMPT: str(record.attempt), **reason}
+        step = record.evals[-1].step if record.evals else 0
+        self._log(run.key, {step: record_metrics(record)}, tags=tags)
+        status = "FINISHED" if record.state in ENDED_WELL else "FAILED"
+        self._client.set_terminated(run.key, status, _end_milliseconds(record))
+
+    def delete_run(self, run: MirrorRun) -> None:
+        self._client.delete_run(run.key)
+
+    def study_ended(self, data: StudyData) -> None:
+        self._has_ended = data.ended is not None
+        tags = {"carbonopt.ended": data.ended or "no"}
+        self._log(self._parent, {0: study_metrics(data)}, tags=tags)
+
+    def close(self) -> None:
+        if self._parent and not self._joins:
+            self._client.set_terminated(self._parent, "FINISHED" if self._has_ended else "KILLED")
+
+    def _existing_experiment(self) -> str | None:
+        """Return the id of the experiment; None if the server has none of this name."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            return None
+        if experiment.lifecycle_stage != "active":
+            raise LookupError(
+                f"the experiment {self._experiment!r} has been deleted on the server; restore it"
+                " (mlflow experiments restore) or give track.mlflow.experiment another name"
+            )
+        return str(experiment.experiment_id)
+
+    def _new_experiment(self) -> str:
+        from mlflow.exceptions import RestException
+
+        try:
+            return str(self._client.create_experiment(self._experiment))
+        except RestException:  # another worker may have made it meanwhile
+            if (experiment_id := self._existing_experiment()) is None:
+                raise
+            return experiment_id
+
+    def _new_parent(self) -> str:
+        config, study = self.study.config, str(self.study.id)
+        tags = {_STUDY: study, "carbonopt.version": carbonopt.__version__}
+        run = self._client.create_run(self._experiment_id, tags=tags, run_name=config.name)
+        key = str(run.info.run_id)
+        params = {"target": config.target.at(), "sampler": config.search.sampler}
+        self._log(key, {}, params=params)
+        return key
+
+    def _search(self) -> Iterator[Any]:
+        """Yield the study's runs, those of its trials too."""
+        token: str | None = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment_id],
+                f"tags.`{_STUDY}` = '{self.study.id}'",
+                max_results=_PAGE,
+                order_by=["attributes.start_time DESC"],  # the first of several is kept
+                page_token=token,
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _found_run(self, run: Any) -> MirrorRun:
+        tags, key = run.data.tags, str(run.info.run_id)
+        if _STATE in tags and run.info.status in ("FINISHED", "FAILED"):
+            ended = int(tags.get(_ATTEMPT, "0"))
+        else:
+            ended = None
+        quality = _metric_name(self.study.config.quality.name)
+        history = self._client.get_metric_history(key, quality) if ended is None else ()
+        return MirrorRun(key, {metric.step: metric.value for metric in history}, ended)
+
+    def _log(
+        self,
+        key: str,
+        metrics: Mapping[int, Mapping[str, float]],
+        params: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send metrics by their steps, parameters and tags of a run."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        now_ms = round(time.time() * 1000)
+        given = [
+            Metric(_metric_name(name), value, now_ms, step)
+            for step, values in metrics.items()
+            for name, value in values.items()
+        ]
+        first, further = given[: _PAGE // 2], given[_PAGE // 2 :]
+        self._client.log_batch(
+            key,
+            first,
+            [Param(name, str(value)[:_LONGEST_VALUE]) for name, value in (params or {}).items()],
+            [RunTag(name, str(value)[:_LONGEST_VALUE]) for name, value in (tags or {}).items()],
+        )
+        for begin in range(0, len(further), _PAGE):
+            self._client.log_batch(key, further[begin : begin + _PAGE])
+
+
+@cache  # once in a process
+def _limit_answers() -> None:
+    """Make MLflow's HTTP sessions refuse answers that are larger than any that is needed.
+
+    A session reads an answer of any size, after it has called its hooks. MLflow makes sessions by
+    one function, and has no setting for their hooks.
+    """
+    from mlflow.utils import request_utils
+
+    new_session: Any = request_utils._get_request_session
+
+    def with_limit(*arguments: Any, **settings: Any) -> Any:
+        session = new_session(*arguments, **settings)
+        session.hooks["response"] = [_read_within_limit]
+        return session
+
+    request_utils._get_request_session = with_limit
+
+
+def _read_within_limit(response: Any, **_: Any) -> None:
+    body = bytearray()
+    for part in response.iter_content(2**16):
+        body += part
+        if len(body) > _MOST_ANSWER_MIB * 2**20:
+            response.close()
+            raise ValueError(
+                f"the server must answer with {_MOST_ANSWER_MIB} MiB at most, but sent more; give"
+                " the address of an MLflow server"
+            )
+    response._content = bytes(body)  # as `response.content` does once it has read everything
+
+
+def _metric_name(name: str) -> str:
+    """Return a name that MLflow takes; ours have one slash, after `carbonopt`."""
+    return "/".join(_FOREIGN.sub("_", part) for part in name.split("/", 1))
+
+
+def _milliseconds(at: str | None) -> int | None:
+    return None if at is None else round(datetime.fromisoformat(at).timestamp() * 1000)
+
+
+def _end_milliseconds(record: TrialRecord) -> int | None:
+    """Return when a trial ended; None, which is now for MLflow, where it isn't known."""
+    if record.started_at is None or record.duration_s is None:
+        return None
+    took = timedelta(seconds=record.duration_s.total)
+    return _milliseconds((datetime.fromisoformat(record.started_at) + took).isoformat())

@@ -1,0 +1,65 @@
+"""Values that a user's script may report, and those that only look like numbers."""
+
+from dataclasses import replace
+from decimal import Decimal
+
+import numpy as np
+import pytest
+import torch
+
+from carbonopt.core.errors import BadInput
+from carbonopt.core.quality import ACCURACY, PERPLEXITY
+from carbonopt.core.script_reports import evaluation, number, printed_evaluations, whole
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.complex64(0.9 + 3j),
+        0.9 + 0j,
+        torch.tensor(0.9 + 0j),
+        np.bool_(True),
+        np.array(True),
+        torch.tensor(True),
+        b"0.9",
+        bytearray(b"0.9"),
+        np.array("0.9"),
+        np.timedelta64(1),
+    ],
+)
+def test_only_real_numbers_are_qualities_and_counts(value: object) -> None:
+    for read in (lambda: number("accuracy", value), lambda: whole("count", value, 1)):
+        with pytest.raises(BadInput, match="number"):
+            read()
+
+
+def test_numbers_of_any_library_are_read() -> None:
+    values = [np.float16(0.5), np.array(0.5), torch.tensor(0.5), Decimal("0.5"), 0.5]
+    assert [number("accuracy", value) for value in values] == [0.5] * len(values)
+    assert number("accuracy", torch.tensor(0.5, dtype=torch.bfloat16)) == 0.5
+    assert number("accuracy", np.int8(1)) == number("accuracy", torch.tensor(1)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "of_percent"), [(1.0000001, "1.0000001", False), (93.0, "0.93", True)]
+)
+def test_a_share_above_1_is_shown_with_the_digits_that_exceed_it(
+    value: float, shown: str, of_percent: bool
+) -> None:
+    with pytest.raises(BadInput, match=shown) as refused:
+        evaluation(ACCURACY, {"accuracy": value}, None, 1)
+    assert ("percent" in str(refused.value)) == of_percent
+
+
+@pytest.mark.parametrize("key", ["accuracy", "count", "step"])
+def test_a_printed_line_has_each_key_once(key: str) -> None:
+    line = '{"accuracy": 0.9, "count": 5, "step": 3, "KEY": 1}'.replace("KEY", key)
+    with pytest.raises(BadInput, match=f"'{key}' twice"):
+        printed_evaluations(line, ACCURACY, 10)
+
+
+@pytest.mark.parametrize("value", [1.1e100, -1e300, float("inf"), float("nan")])
+def test_a_value_that_would_overflow_counts_as_infinite(value: float) -> None:
+    loss = replace(PERPLEXITY, name="loss", value_of_mean="identity", lowest=-float("inf"))
+    assert evaluation(loss, {"loss": value}, None, 1).value is None
+    assert evaluation(loss, {"loss": -1e99}, None, 1).value == -1e99

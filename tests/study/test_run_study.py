@@ -1,0 +1,54 @@
+"""What a call of `carbonopt run` leaves in the storage, however it ends."""
+
+from pathlib import Path
+
+import pytest
+from replays import study_over, write_table
+from search.test_study import Silent
+
+from carbonopt.core.errors import MachineLost, StudyInterrupted
+from carbonopt.spec.study_data import StudyData
+from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.study_storage import StudyStorage
+from carbonopt.storage.url import connect, storage_url
+from carbonopt.study.run_study import run_study
+from carbonopt.study.session import Session
+from carbonopt.study.study_checks import CheckedStudy, check
+from carbonopt.study.study_file import parse_study
+
+
+def called(checked: CheckedStudy, folder: Path) -> StudyData:
+    return run_study(Session(checked, "", StudyPaths(folder), Silent(), Silent(), lambda: False))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_read"), [(MachineLost("h2: gone."), False), (StudyInterrupted("asked"), True)]
+)
+def test_a_preparation_that_ends_early_is_in_the_ledger(
+    error: Exception, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a machine, its meter is lost: how long nothing was read is stored instead."""
+    raw = study_over(write_table(tmp_path))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    called(check(parse_study(raw | {"budget": {"trials": 2}}, "test")), folder)
+
+    checked = check(parse_study(raw | {"budget": {"trials": 3}}, "test"))
+    engine = checked.engine
+
+    def prepare(interrupted: object) -> None:
+        if not is_read:
+            monkeypatch.setattr(engine.meter, "parts_and_outer", raised)
+        raise error
+
+    def raised(*arguments: object) -> None:
+        raise MachineLost("h2: its meter can't be read.")
+
+    monkeypatch.setattr(engine, "prepare", prepare)
+    with pytest.raises(type(error), match=str(error)):
+        called(checked, folder)
+
+    paths = StudyPaths(folder)
+    *_, session = StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read().sessions
+    assert session.duration_s > 0
+    assert session.unread_s == (0.0 if is_read else session.duration_s)

@@ -1,0 +1,193 @@
+"""What the page says of a study that runs: powers, what is left, what it is doing."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from small_studies import evaluation, many, study, trial
+
+from carbonopt.core.trial import Durations, Energy, StopReason, TrialRecord, TrialState
+from carbonopt.core.units import kwh_from_joules
+from carbonopt.report.assemble import sections
+from carbonopt.report.study_view import StudyView
+from carbonopt.spec.study_data import PlannedStart
+from carbonopt.storage.watched_study import WatchedState
+from carbonopt.storage.workers import KnownWorker
+from carbonopt.watch.now_panel import Panel
+from carbonopt.watch.page_parts import (
+    QUICK,
+    SLOW,
+    document_parts,
+    quick_document,
+    settled,
+    study_document,
+)
+from carbonopt.watch.running_study import (
+    EndedTrials,
+    PowerHistory,
+    best_trial,
+    last_trials,
+    time_left,
+    trial_left_s,
+)
+
+BEGUN = "2026-01-01T00:00:00+00:00"
+BEGUN_S = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+WORKER = KnownWorker(
+    id="me",
+    host="<b>host</b>",
+    pid=7,
+    process="x",
+    joins=False,
+    began_at_s=BEGUN_S,
+    silent_s=0.0,
+    heartbeats=0,
+)
+
+
+def timed(number: int, seconds: float, joules: float, begun: str = BEGUN, **changes) -> TrialRecord:
+    kwh = kwh_from_joules(joules)
+    values = {
+        "started_at": begun,
+        "duration_s": Durations(train=seconds, setup=0, eval=0, total=seconds),
+        "energy_kwh": Energy(train=kwh, setup=0, eval=0, total=kwh),
+        **changes,
+    }
+    return trial(number, **values)
+
+
+def running(number: int, seconds: float, joules: float, **changes) -> TrialRecord:
+    changes = {"state": TrialState.RUNNING, "worker": "me", "evals": (), **changes}
+    return timed(number, seconds, joules, perplexity=None, **changes)
+
+
+def test_power_of_a_running_trial_is_that_between_its_energies():
+    power = PowerHistory()
+    for seconds, joules in ((2, 20), (4, 60), (4, 60), (6, 70)):
+        record = running(0, seconds, joules)
+        power.note([record])
+    spans = power.spans([record])
+    assert [span.power_w for span in spans] == pytest.approx([10, 20, 5])
+    assert [(span.begin_s - BEGUN_S, span.end_s - BEGUN_S) for span in spans] == [
+        (0, 2),
+        (2, 4),
+        (4, 6),
+    ]
+    assert all(span.of_running for span in spans)
+
+
+def test_an_ended_trial_has_one_mean_power():
+    power = PowerHistory()
+    power.note([running(0, 2, 20)])
+    power.note([])
+    (span,) = power.spans([timed(0, 10, 150)])
+    assert (span.power_w, span.of_running) == (pytest.approx(15), False)
+
+
+def test_another_attempt_begins_its_power_anew():
+    power = PowerHistory()
+    power.note([running(0, 50, 500)])
+    again = running(0, 2, 40, attempt=2)
+    power.note([again])
+    assert [span.power_w for span in power.spans([again])] == pytest.approx([20])
+
+
+def test_long_histories_keep_their_first_and_last_moment():
+    power = PowerHistory()
+    for number in range(1, 2001):
+        record = running(0, number, 3.0 * number)
+        power.note([record])
+    spans = power.spans([record])
+    assert len(spans) <= 121
+    assert (spans[0].begin_s, spans[-1].end_s) == (BEGUN_S, BEGUN_S + 2000)
+    assert [span.power_w for span in spans] == pytest.approx([3.0] * len(spans))
+
+
+def test_a_trial_goes_on_at_the_pace_of_its_steps():
+    durations = Durations(train=8, setup=100, eval=2, total=110)
+    record = running(0, 1, 1, steps_done=10, total_steps=40, duration_s=durations)
+    assert trial_left_s(record) == pytest.approx(30)
+    assert trial_left_s(running(0, 1, 1, total_steps=40)) is None
+
+
+def test_running_and_interrupted_trials_are_still_to_do():
+    ended = [timed(0, 10, 1), timed(1, 20, 1)]
+    halted = timed(2, 1, 1, state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED)
+    data = study(*ended, halted, running(3, 1, 1), ended=None)
+    assert data.config.budget.trials == 5
+    assert time_left(data, [WORKER], 0.0) == timedelta(seconds=3 * 15)
+    assert time_left(data, [WORKER, WORKER], 0.0) == timedelta(seconds=3 * 15 / 2)
+    assert time_left(study(running(0, 1, 1), ended=None), [WORKER], 0.0) is None
+    assert time_left(study(*ended), [], 0.0) is None
+
+
+def test_the_best_meets_the_target_with_the_least_emissions():
+    data = study(trial(0, 3e-3), trial(1, 2e-3), trial(2, 1e-3, 9.0), ended=None)
+    assert best_trial(data).trial == 1
+    assert best_trial(study(trial(0, perplexity=9.0))) is None
+
+
+def test_the_last_trials_are_those_that_ended_last():
+    first = timed(0, 100, 1)
+    second = timed(1, 10, 1, begun="2026-01-01T00:00:20+00:00")
+    assert [record.trial for record in last_trials(study(first, second), 1)] == [0]
+    assert [record.trial for record in last_trials(study(first, second), 5)] == [0, 1]
+
+
+def test_ended_trials_are_looked_at_again_only_when_one_ends():
+    first = study(timed(0, 10, 1), running(1, 1, 1), ended=None)
+    known = EndedTrials.of(first, None)
+    assert [record.trial for record in (known.best, *known.last, *known.powered)] == [0, 0, 0]
+    going_on = first.model_copy(update={"records": (first.records[0], running(1, 2, 2))})
+    assert EndedTrials.of(going_on, known) is known
+    both = first.model_copy(update={"records": (first.records[0], timed(1, 20, 1, train_kwh=1e-4))})
+    assert EndedTrials.of(both, known).best.trial == 1
+    harder = study(*first.records, target=4.0, ended=None)
+    assert EndedTrials.of(harder, known).best is None
+
+
+def test_the_panel_escapes_and_names_all():
+    record = running(0, 4, 60, steps_done=10, evals=(evaluation(7.0, 1),))
+    plan = PlannedStart(
+        at="2026-01-02T03:04:05+00:00", finish_by=BEGUN, expected_saving=0.25, rule="a rule"
+    )
+    data = study(record, ended=None, planned_start=plan)
+    shown = Panel("<i>step").draw(WatchedState(data, (WORKER,)))
+    assert "&lt;i&gt;step" in shown
+    assert "&lt;b&gt;host" in shown
+    assert "<i>step" not in shown and "<b>host" not in shown
+    assert 'value="10"' in shown and 'max="40"' in shown
+    assert (
+        "03:04:05" in shown
+        or datetime.fromisoformat(plan.at).astimezone().strftime("%H:%M:%S") in shown
+    )
+    assert shown.count("<svg") == 2
+
+
+def test_every_section_is_either_quick_or_slow():
+    assert set(QUICK).isdisjoint(SLOW)
+    data = many(60)
+    whole = sections(StudyView(data))
+    quick = quick_document(data)
+    assert quick[1].keys() == whole.keys() - set(SLOW)
+    slow = {name: section for name, section in whole.items() if name in SLOW}
+    document = study_document(quick, slow)
+    assert [section.key for section in document.sections] == [
+        section.key for section in whole.values()
+    ]
+
+
+def test_a_trial_that_ends_changes_few_lines():
+    before = document_parts(study_document(quick_document(many(60)), {}))
+    after = document_parts(study_document(quick_document(many(61)), {}))
+    assert len(after["table all-trials"]) == len(before["table all-trials"]) + 1
+    same = set(before["table all-trials"]) & set(after["table all-trials"])
+    assert len(same) >= len(before["table all-trials"]) - 5
+
+
+def test_progress_within_a_trial_is_no_news_for_the_document():
+    one = study(running(0, 2, 20), ended=None)
+    other = study(running(0, 4, 60, steps_done=3), ended=None)
+    assert settled(one) == settled(other)
+    assert settled(study(running(0, 2, 20), running(1, 0, 0), ended=None)) == settled(one)
+    assert settled(study(timed(0, 5, 70), ended=None)) != settled(one)
+    assert settled(one.model_copy(update={"ended": "done"})) != settled(one)
