@@ -191,3 +191,34 @@ def test_a_script_whose_waiting_is_not_known_is_noted_once() -> None:
     (caveat,) = caveats(StudyView(script_study(*runs)))
     assert (caveat.key, caveat.level) == ("cpu_contention_unknown", Level.NOTE)
     assert list(caveats(StudyView(script_study(runs[0])))) == []
+
+
+def uneven_caveats(repeats_kg: dict[int, list[float]]) -> list[Caveat]:
+    """Return the caveats of a study with repeats of trial 1, the cheapest, and of others."""
+    runs = [trial(0, 4e-3, 4.5), trial(1, 1e-3, 5.0), trial(2, 2e-3, 5.0)]
+    for first, of_first in repeats_kg.items():
+        for seed, kg in enumerate(of_first, 1):
+            runs.append(trial(len(runs), kg, 5.0, repeat_of=first, seed=seed))
+    return list(caveats(StudyView(study(*runs))))
+
+
+def test_repeats_that_emit_about_the_same_say_nothing() -> None:
+    assert uneven_caveats({1: [1.3e-3, 0.95e-3]}) == []
+
+
+def test_a_disturbed_run_of_the_winner_may_change_the_answer() -> None:
+    (caveat,) = uneven_caveats({1: [1.1e-3, 4e-3]})
+    assert (caveat.key, caveat.level) == ("uneven_runs_decisive", Level.CRITICAL)
+    assert caveat.numbers == {"trial": 4, "times": pytest.approx(4.0), "other": 1}
+
+
+def test_a_disturbed_run_that_hides_the_cheapest_is_decisive() -> None:
+    """Trial 1 emitted least, but its repeat makes its mean dearer than that of trial 2."""
+    (caveat,) = uneven_caveats({1: [9e-3], 2: [2.1e-3]})
+    assert (caveat.key, caveat.numbers["trial"]) == ("uneven_runs_decisive", 3)
+
+
+def test_a_disturbed_run_of_a_dearer_trial_changes_no_answer() -> None:
+    (caveat,) = uneven_caveats({1: [1.1e-3], 2: [8e-3]})
+    assert (caveat.key, caveat.level) == ("uneven_runs", Level.WARNING)
+    assert caveat.numbers == {"trial": 4, "times": pytest.approx(4.0), "other": 2}
