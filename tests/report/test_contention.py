@@ -13,7 +13,7 @@ from carbonopt.analysis.recommend import recommend
 from carbonopt.cli import recommend_command as cli
 from carbonopt.cli.answers import print_recommendation
 from carbonopt.core.states import CPU_CONTENTION_FROM
-from carbonopt.core.trial import TrialRecord
+from carbonopt.core.trial import Stage, StageCost, TrialRecord
 from carbonopt.report.document import Caveat, Level
 from carbonopt.report.sections.contention_section import caveats
 from carbonopt.report.study_view import StudyView
@@ -216,6 +216,18 @@ def test_a_disturbed_run_that_hides_the_cheapest_is_decisive() -> None:
     """Trial 1 emitted least, but its repeat makes its mean dearer than that of trial 2."""
     (caveat,) = uneven_caveats({1: [9e-3], 2: [2.1e-3]})
     assert (caveat.key, caveat.numbers["trial"]) == ("uneven_runs_decisive", 3)
+
+
+def test_a_run_that_compiled_what_the_others_loaded_was_not_disturbed() -> None:
+    """Without its first step it takes 1.2 times what its repeat took."""
+    compiling = {
+        Stage.COMPILE: StageCost(duration_s=9.0, energy_kwh=1.81e-3),
+        Stage.STEPS: StageCost(duration_s=9.0, energy_kwh=1.19e-3),
+    }
+    first = trial(1, 3e-3, stages=compiling, steps_done=120)
+    data = study(trial(0, 9e-3, 4.5), first, trial(2, 1e-3, repeat_of=1, seed=1))
+    assert first.first_step_excess_kwh == pytest.approx(1.8e-3)
+    assert list(caveats(StudyView(data))) == []
 
 
 def test_a_disturbed_run_of_a_dearer_trial_changes_no_answer() -> None:

@@ -8,8 +8,9 @@ from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
 
-# Emissions of runs that make the same steps differ by less than this factor, unless something else
-# disturbed one of them: on GPUs by 5 %, in the quickstart on two shared cores by 20 % in the mean.
+# Trainings of the same steps take energies that differ by less than this factor, unless something
+# disturbed one of them: seeds of one configuration differed by 5 % on H100s, and by up to 33 % in
+# the quickstart on two shared cores.
 _UNEVEN = 1.5
 
 
@@ -68,42 +69,49 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
 
 
 def _of_uneven_runs(study: StudyView) -> Iterator[Caveat]:
-    """Yield the caveat of the configuration whose runs emitted most unequally.
+    """Yield the caveat of the configuration whose trainings took the most unequal energies.
 
     It is decisive for the recommendation's and the baseline's runs, and where a configuration's
-    least run emitted less than the recommendation does.
+    least run took less energy than the recommendation does.
     """
     if not study.data.config.settings_decide_cost:
         return
     uneven = [
-        candidate
+        (max(energies) / min(energies), min(energies), candidate)
         for candidate in configurations(study.data.records)
-        if min(candidate.emissions_of_runs) > 0 and _unevenness(candidate) >= _UNEVEN
+        for energies in [_energies_kwh(candidate)]
+        if min(energies, default=0.0) > 0 and max(energies) / min(energies) >= _UNEVEN
     ]
-    decisive = [candidate for candidate in uneven if _decides(candidate, study)]
-    worst = max(decisive or uneven, key=_unevenness, default=None)
-    if worst is None:
+    decisive = [each for each in uneven if _decides(each[2], each[1], study)]
+    if not uneven:
         return
-    by_emissions = sorted(zip(worst.emissions_of_runs, worst.runs, strict=True), key=_emissions_kg)
-    (_, least), (_, most) = by_emissions[0], by_emissions[-1]
+    times, _, worst = max(decisive or uneven, key=lambda each: each[0])
+    energies = _energies_kwh(worst)
+    most, least = (worst.runs[energies.index(at)].trial for at in (max(energies), min(energies)))
     key = "uneven_runs_decisive" if decisive else "uneven_runs"
-    yield study.caveat(key, trial=most.trial, times=_unevenness(worst), other=least.trial)
+    yield study.caveat(key, trial=most, times=times, other=least)
 
 
-def _emissions_kg(run: tuple[float, TrialRecord]) -> float:
-    return run[0]
+def _energies_kwh(candidate: Configuration) -> list[float]:
+    """Return what each run's training took, as if its first step had been one of the others.
+
+    The first run of some settings may have compiled the kernels that the others load. Empty where
+    an energy is not known.
+    """
+    known = [
+        run.energy_kwh.train - (run.first_step_excess_kwh or 0.0)
+        for run in candidate.runs
+        if run.energy_kwh is not None
+    ]
+    return known if len(known) == candidate.n else []
 
 
-def _unevenness(candidate: Configuration) -> float:
-    return max(candidate.emissions_of_runs) / min(candidate.emissions_of_runs)
-
-
-def _decides(candidate: Configuration, study: StudyView) -> bool:
+def _decides(candidate: Configuration, least_kwh: float, study: StudyView) -> bool:
     rec = study.recommendation
-    if not rec.met or rec.emissions_kg_co2e is None:
+    if not rec.met or rec.energy_kwh is None:
         return False
     compared = (rec.trial, rec.baseline.trial if rec.baseline else None)
-    return candidate.trial in compared or min(candidate.emissions_of_runs) < rec.emissions_kg_co2e
+    return candidate.trial in compared or least_kwh < rec.energy_kwh
 
 
 def _is_unknown(record: TrialRecord) -> bool:
