@@ -82,7 +82,7 @@ class AtEqualQuality(Frozen):
 class Comparison(Frozen):
     trial: int
     baseline_trial: int
-    # recommended ÷ baseline − 1, of the quality; None: the baseline's is 0
+    # (recommended − baseline) ÷ size of the baseline, of the quality; None: the baseline's is 0
     value_difference: float | None
     saving: Saving
     # None: the baseline never met the target, or its energy by step is not known
@@ -139,7 +139,11 @@ def comparison(data: StudyData, rec: Recommendation) -> Comparison | None:
     return Comparison(
         trial=rec.trial,
         baseline_trial=rec.baseline.trial,
-        value_difference=rec.value / rec.baseline.value - 1 if rec.baseline.value else None,
+        value_difference=(
+            (rec.value - rec.baseline.value) / abs(rec.baseline.value)
+            if rec.baseline.value
+            else None
+        ),
         saving=Saving(
             fraction=rec.saving_fraction,
             lowest=lowest,

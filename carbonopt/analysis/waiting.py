@@ -21,10 +21,13 @@ class Waiting(Frozen):
     idle_kg_co2e: float  # PUE included
     first_start: str | None  # start of the first trial; ISO 8601, UTC; None: none has begun
     expected_saving: float  # share of the emissions, when the first wait began
-    # share that was saved by the trace's own hours; None: it does not cover them
+    # share that was saved by the trace's own hours; None: it does not cover them, or there are
+    # `continued_trials`
     realised_saving: float | None
     # the same with the idle energy as a cost
     realised_net_saving: float | None
+    # trials that went on from a checkpoint: the hours of their attempts before are not recorded
+    continued_trials: tuple[int, ...] = ()
 
 
 def waiting(data: StudyData) -> Waiting | None:
@@ -37,7 +40,8 @@ def waiting(data: StudyData) -> Waiting | None:
         return None
     idle_kwh = sum(wait.energy_kwh for wait in waits)
     starts = [record.started_at for record in data.records if record.started_at is not None]
-    gross, net = _realised(data, waits)
+    continued = tuple(record.trial for record in data.records if record.continued_at_steps)
+    gross, net = (None, None) if continued else _realised(data, waits)
     return Waiting(
         waits=len(waits),
         waited_s=union_s(wait.span for wait in waits),
@@ -47,6 +51,7 @@ def waiting(data: StudyData) -> Waiting | None:
         expected_saving=waits[0].expected_saving,
         realised_saving=gross,
         realised_net_saving=net,
+        continued_trials=continued,
     )
 
 

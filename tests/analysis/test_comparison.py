@@ -122,6 +122,15 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     assert held / 1000 == pytest.approx(LEVEL, abs=0.025)
 
 
+def test_a_negative_quality_that_rises_has_a_positive_difference() -> None:
+    data = study(record(0, 3.0, 9.0), record(1, 1.0, 20.0), start=True)
+    rec = recommend(data, 25.0)
+    assert rec.baseline is not None
+    negative = {"value": -1.0, "baseline": rec.baseline.model_copy(update={"value": -2.0})}
+    found = comparison(data, rec.model_copy(update=negative))
+    assert found is not None and found.value_difference == pytest.approx(0.5)
+
+
 def test_a_negative_saving() -> None:
     data = study(record(0, 3.0, 9.0), record(1, 1.0, 20.0), start=True)
     assert recommend(data, 9.5).baseline.trial == 0

@@ -62,6 +62,19 @@ def test_a_trace_that_lacks_these_hours_tells_nothing(rates) -> None:
     assert found.idle_kg_co2e > 0
 
 
+def test_the_hours_of_a_trial_that_went_on_from_a_checkpoint_are_not_known() -> None:
+    data = waited()
+    (record,) = data.records
+    continued = data.model_copy(
+        update={"records": (record.model_copy(update={"continued_at_steps": (20,)}),)}
+    )
+    found = waiting(continued)
+    assert (found.realised_saving, found.realised_net_saving) == (None, None)
+    assert found.continued_trials == (0,)
+    (table,) = section(StudyView(continued)).blocks
+    assert sum("trial 0" in row[1].text for row in table.rows) == 2
+
+
 def test_a_study_without_waits_has_no_section() -> None:
     assert waiting(study(trial(0, 1.0))) is None
     assert section(StudyView(study(trial(0, 1.0)))) is None

@@ -1,7 +1,9 @@
 """The waits for the hours of the study's schedule: what they cost and what they saved."""
 
+from carbonopt.analysis.waiting import Waiting
 from carbonopt.core import format as fmt
 from carbonopt.core.units import human_duration
+from carbonopt.report.caveats import trials_text
 from carbonopt.report.document import Section, table, word
 from carbonopt.report.study_view import StudyView
 
@@ -18,8 +20,8 @@ def section(study: StudyView) -> Section | None:
         ("First trial began", waited.first_start or "not yet"),
         ("Energy while it waited", f"{fmt.energy_text(waited.idle_kwh)} ({emissions})"),
         ("Saving expected", fmt.percent_text(waited.expected_saving)),
-        ("Saving by the hours as they were", _share(waited.realised_saving)),
-        ("The same, less the energy while it waited", _share(waited.realised_net_saving)),
+        ("Saving by the hours as they were", _share(waited, waited.realised_saving)),
+        ("The same, less the energy while it waited", _share(waited, waited.realised_net_saving)),
     ]
     columns = [word("Of the waits", lambda row: row[0]), word("Value", lambda row: row[1])]
     note = (
@@ -35,5 +37,8 @@ def section(study: StudyView) -> Section | None:
     )
 
 
-def _share(saving: float | None) -> str:
+def _share(waited: Waiting, saving: float | None) -> str:
+    if waited.continued_trials:
+        trials = trials_text(waited.continued_trials)
+        return f"not known: of {trials}, which went on from a checkpoint, only the last hours are"
     return _NOT_COVERED if saving is None else fmt.percent_text(saving)
