@@ -318,10 +318,11 @@ def test_what_is_used_is_cited() -> None:
     )
     text = methods(StudyView(tpe), whole(StudyView(tpe)))
     entries, cited = (
-        keys(bibliography(tpe.config, learned=False), r"@\w+\{([^,]+),"),
+        keys(bibliography(tpe, learned=False), r"@\w+\{([^,]+),"),
         keys(text, r"\\cite\{([^}]+)\}"),
     )
     assert entries == cited
+    assert tpe.provenance.energy_source["gpu"] == "measured" and "nvml" in cited
     assert {
         "bergstra2011tpe",
         "akiba2019optuna",

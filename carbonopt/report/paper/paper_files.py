@@ -52,7 +52,7 @@ def paper_files(study: StudyView, document: Document) -> dict[str, bytes]:
         "checklist.tex": checklist(study),
         "main.tex": main(document, latex_tables),
     }
-    files = {"references.bib": bibliography(study.data.config, learned=is_learned(study)).encode()}
+    files = {"references.bib": bibliography(study.data, learned=is_learned(study)).encode()}
     for figure in document.paper_figures():
         files |= {f"figure-{figure.name}.pdf": figure.pdf, f"figure-{figure.name}.png": figure.png}
     return files | {

@@ -85,6 +85,7 @@ def methods(study: StudyView, document: Document) -> str:
         result=sentence(study) or f"{document.headline}.",
         learned=is_learned(study),
         whole_processes=counts_whole_processes(study.data),
+        counts_gpus=_counts_gpus(study.data),
         caveats=[caveat.finding for caveat in document.caveats],
     )
 
@@ -226,15 +227,21 @@ def _dataset_key(config: StudyConfig) -> str | None:
     return next(keys, None)
 
 
-def bibliography(config: StudyConfig, *, learned: bool) -> str:
+def _counts_gpus(data: StudyData) -> bool:
+    """Return whether NVML's counters gave the energy of the GPUs."""
+    return data.provenance.energy_source.get("gpu") == "measured"
+
+
+def bibliography(data: StudyData, *, learned: bool) -> str:
     """Return the BibTeX file with what the text cites.
 
     The tools of training are cited where a model was trained, and so not in a replay.
 
     Args:
-        config: The study's configuration.
+        data: The study.
         learned: Whether what each parameter does is known.
     """
+    config = data.config
     wanted = {
         "carbonopt",
         "akiba2019optuna",
@@ -245,4 +252,6 @@ def bibliography(config: StudyConfig, *, learned: bool) -> str:
         wanted |= {*_OF_TRAINING, _dataset_key(config) or ""}
     if learned:
         wanted.add("pedregosa2011scikit")
+    if _counts_gpus(data):
+        wanted.add("nvml")
     return references(wanted)
