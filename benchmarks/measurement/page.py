@@ -337,10 +337,26 @@ def _neighbours(results: dict[str, Result]) -> str:
             if run["met"]
         ]
         parts += [
-            f"On {result['hardware']['cpu_cores']} cores ({result['study']}):",
+            f"On {result['hardware']['cpu_cores']} cores of {result['hardware']['cpu']}"
+            f" ({result['study']}):",
             _table(labels, rows),
             _table(["Busy processes", "Run", "Recommended", "Saving (%)"], each),
         ]
+    parts.append(
+        "The runs on the Intel Xeon are of 2026-11-28. Tests and other short programs ran beside"
+        " them at times, also beside those that are to have no busy process. In two of these five,"
+        " one repeat of the best configuration took 4.0 and 5.0 times the energy of the first run,"
+        " while it waited for a core for only 9 and 14 % of its time. In one of the two the mean"
+        " then made another configuration the recommendation; in the other the saving is 62 %. The"
+        " cause was not found. The report now says when runs of one configuration differ so much."
+    )
+    parts.append(
+        "An earlier version repeated the 15 runs on the AMD EPYC beside light work: the same"
+        " recommendation in all 15; mean savings of 83.8, 82.8 and 83.1 % beside none, one and two"
+        " busy processes (single runs 81.5 to 87.2, 81.3 to 84.5 and 78.3 to 85.4); of the 81"
+        " trials stopped as too costly, none of the 21 whose settings also ran alone to their end"
+        " would have been cheaper than the recommendation."
+    )
     parts.append(
         "Ranges are from the lowest to the highest. A trial that was stopped as too costly counts"
         " as cheaper alone if, by what a step of its batch, optimizer and ZeRO settings took where"
