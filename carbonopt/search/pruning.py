@@ -59,12 +59,10 @@ def before_rise(curve: Curve) -> tuple[tuple[float, float], ...]:
     return before if before and curve[-1][1] > before[-1][1] else ()
 
 
-def _forecast(
-    knowledge: Knowledge, own: Observation, target_loss: float | None
-) -> Forecast | None:
+def _forecast(knowledge: Knowledge, own: Observation, target_loss: float | None) -> Forecast | None:
     """Return the forecast that this very curve makes; see `forecast_of_miss`."""
     if target_loss is None and own.cost_per_step and own.total_steps:
-        expected_cost = own.cost_per_step * own.total_steps
+        expected_cost = own.cost_per_step * own.total_steps + (own.first_cost or 0.0)
         target_loss = min(
             (loss for _, loss, cost in knowledge.ends if cost <= expected_cost), default=None
         )
