@@ -40,6 +40,7 @@ NEEDED = {
         "epochs": 1,
         "lr_scheduler": None,
         "warmup_ratio": None,
+        "decay_ratio": None,
     },
     **{"world_size": 1, "learning_rate_scaling": None},
 }
