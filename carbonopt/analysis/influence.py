@@ -139,8 +139,14 @@ def influence(
     # values.
     drawn = np.sort(np.random.default_rng(seed).permutation(len(complete))[:MOST_TRIALS])
     records = [complete[index][0] for index in drawn]
-    points = np.array([complete[index][1] for index in drawn]).reshape(-1, 2)
     space, quality = data.config.search.space, data.config.quality
+    # What differs by rounding alone is no effect of a parameter.
+    points = np.array(
+        [
+            (emissions_kg, quality.rank(quality.rank_to_rounding(value)))
+            for emissions_kg, value in (complete[index][1] for index in drawn)
+        ]
+    ).reshape(-1, 2)
     columns = [
         _column(name, domain, tried)
         for name, domain in space.free().items()

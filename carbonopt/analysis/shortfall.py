@@ -1,7 +1,11 @@
 """Shortfall of a study whose target no trial met, and answers at the ends of the space."""
 
+import itertools
 import math
+import statistics
 from typing import Literal
+
+from pydantic import Field
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Target
@@ -14,26 +18,28 @@ from carbonopt.spec.study_data import StudyData
 # In nats, or a share of errors: seeds change a loss by about as much (0.2 to 0.8 % of a perplexity
 # in recorded runs).
 FLAT_LOSS = 0.002
+FLAT_OF_RANGE = 0.01  # share of a trial's losses' range, where a loss may have any scale
 AT_THE_END = 0.05  # share of a range within which a value counts as at one of its ends
 
 End = Literal["lowest", "highest"]
 
 
 class Trend(Frozen):
-    """The change of a trial's loss between its last two evaluations."""
+    """The change of a trial's loss over its last steps, as many as usually lie between two."""
 
     fell_by_loss: float  # negative: it rose
     steps: int
     best_value: float  # best quality of all its evaluations
     best_at_step: int
+    flat_loss: float = Field(exclude=True)  # a smaller change is none
 
     @property
     def falls(self) -> bool:
-        return self.fell_by_loss > FLAT_LOSS
+        return self.fell_by_loss > self.flat_loss
 
     @property
     def rises(self) -> bool:
-        return self.fell_by_loss < -FLAT_LOSS
+        return self.fell_by_loss < -self.flat_loss
 
 
 class Edge(Frozen):
@@ -130,14 +136,22 @@ def _trend(record: TrialRecord) -> Trend | None:
     ]
     if len(points) < 2:
         return None
-    (loss_before, step_before, _), (loss, step, _) = points[-2:]
+    losses, steps = [loss for loss, *_ in points], [step for _, step, _ in points]
+    loss, step, _ = points[-1]
+    # The last evaluation, at the end of a run, may follow another one at once.
+    usual = statistics.median(later - earlier for earlier, later in itertools.pairwise(steps))
+    loss_before, step_before, _ = next(
+        point for point in reversed(points) if point[1] <= step - usual / 2
+    )
     _, best_step, best_value = min(points)
     fell_by = loss_before - loss
+    is_scaled = quality.link == "identity"
     return Trend(
         fell_by_loss=fell_by,
         steps=step - step_before,
         best_value=best_value,
         best_at_step=best_step,
+        flat_loss=FLAT_OF_RANGE * (max(losses) - min(losses)) if is_scaled else FLAT_LOSS,
     )
 
 

@@ -40,6 +40,7 @@ NEEDED = {
         "epochs": 1,
         "lr_scheduler": None,
         "warmup_ratio": None,
+        "decay_ratio": None,
     },
     **{"world_size": 1, "learning_rate_scaling": None},
 }
@@ -227,14 +228,30 @@ def of_record(record: TrialRecord) -> Observation:
 def of_evaluations(
     number: int, params: Values, evals: Sequence[EvalPoint], total_steps: int, quality: Quality
 ) -> Observation:
-    """Return the observation of a running trial."""
-    energy_kwh, step = evals[-1].train_energy_kwh, evals[-1].step
+    """Return the observation of a running trial.
+
+    A step costs the mean of those between its first evaluation and its last: what the first step
+    took beyond that, to compile and to warm up, the remaining ones won't take.
+    """
+    measured = [
+        (point.step, point.train_energy_kwh)
+        for point in evals
+        if point.step and point.train_energy_kwh
+    ]
+    per_step, first_cost = None, None
+    if measured:
+        (first_step, before_kwh), (step, energy_kwh) = measured[0], measured[-1]
+        per_step = energy_kwh / step
+        if step > first_step:
+            per_step = (energy_kwh - before_kwh) / (step - first_step)
+            first_cost = energy_kwh - per_step * step
     return Observation(
         number,
         params,
         _finite([(point.step / total_steps, point.loss(quality)) for point in evals]),
         total_steps,
-        cost_per_step=energy_kwh / step if energy_kwh else None,
+        cost_per_step=per_step,
+        first_cost=first_cost,
         examples=examples(evals[-1], quality),
     )
 

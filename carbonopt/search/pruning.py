@@ -6,11 +6,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from carbonopt.core.trial import Forecast
 from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.models.curves import one_blas_thread
-from carbonopt.search.models.line import straight_line_loss
+from carbonopt.search.models.line import STRETCH, Curve, straight_line_loss
 from carbonopt.search.observation import Observation
 
 # Standard deviations by which the expected end must lie above the target. The largest error of
@@ -32,7 +33,8 @@ def forecast_of_miss(
 ) -> Forecast | None:
     """Return the forecast by which a running trial will miss the target; None while it may meet it.
 
-    It is judged by its own curve so far and by the observations of the other trials.
+    It is judged by its own curve so far and by the observations of the other trials. Where its loss
+    has risen, the curve before that must say the same: a spike of the loss may pass.
 
     Args:
         knowledge: knowledge of the other trials, whose models were fitted before this one began.
@@ -40,8 +42,27 @@ def forecast_of_miss(
         target_loss: the loss at the target (`Quality.loss_of`). None: the trial matters as long as
             it can be on the Pareto front.
     """
+    forecast = _forecast(knowledge, own, target_loss)
+    if forecast is None or not (before := before_rise(own.curve)):
+        return forecast
+    earlier = replace(own, curve=before)
+    return None if _forecast(knowledge, earlier, target_loss) is None else forecast
+
+
+def before_rise(curve: Curve) -> tuple[tuple[float, float], ...]:
+    """Return the curve without its last stretch, at least without its last evaluation.
+
+    It is empty if the loss has not risen over that stretch.
+    """
+    until = curve[-1][0] - STRETCH + SAME_SHARE if curve else 0.0
+    before = tuple(point for point in curve[:-1] if point[0] <= until) or tuple(curve[:-1])
+    return before if before and curve[-1][1] > before[-1][1] else ()
+
+
+def _forecast(knowledge: Knowledge, own: Observation, target_loss: float | None) -> Forecast | None:
+    """Return the forecast that this very curve makes; see `forecast_of_miss`."""
     if target_loss is None and own.cost_per_step and own.total_steps:
-        expected_cost = own.cost_per_step * own.total_steps
+        expected_cost = own.cost_per_step * own.total_steps + (own.first_cost or 0.0)
         target_loss = min(
             (loss for _, loss, cost in knowledge.ends if cost <= expected_cost), default=None
         )

@@ -86,6 +86,32 @@ def both(data: StudyData, resamples: int = FEW) -> tuple[Influence, Influence]:
     return emissions, perplexity
 
 
+def test_a_quality_that_differs_by_rounding_alone_has_no_parameters() -> None:
+    """Other ZeRO stages and micro batches add up the same losses in another order."""
+    space = {
+        "global_batch_size": 64,
+        "micro_batch_size_per_gpu": {"choices": [4, 16, 64]},
+        "learning_rate": 1e-3,
+        "epochs": 1,
+        "zero_stage": {"choices": [0, 1, 2, 3]},
+    }
+    runs = []
+    for micro in (4, 16, 64):
+        for stage in range(4):
+            params = {
+                "global_batch_size": 64,
+                "micro_batch_size_per_gpu": micro,
+                "learning_rate": 1e-3,
+                "epochs": 1,
+                "zero_stage": stage,
+            }
+            perplexity = 18.0 * (1 + 1e-8 * stage + 2e-8 * math.log(micro))
+            runs.append((params, 1e-3 * (1 + 0.1 * stage), perplexity))
+    emissions, quality = influence(data(space, runs), resamples=2)
+    assert isinstance(emissions, Influence)
+    assert isinstance(quality, NotKnown) and quality.needed == 2
+
+
 @pytest.mark.slow
 def test_what_matters_comes_first_and_what_does_not_is_near_nothing() -> None:
     emissions, perplexity = both(data(SPACE, known(30, seed=1)))

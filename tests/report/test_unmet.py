@@ -9,10 +9,11 @@ from small_studies import pruned, reward_study, rewarded, study, trial
 
 from carbonopt.analysis.pruning_audit import audit
 from carbonopt.analysis.recommend import recommend
+from carbonopt.analysis.shortfall import shortfall
 from carbonopt.cli.answers import print_recommendation
 from carbonopt.core.evaluations import EvalPoint
-from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import Failure, StopReason, TrialRecord, TrialState
+from carbonopt.core.quality import PERPLEXITY, Target, quality_of
+from carbonopt.core.trial import Failure, QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.report.document import Level
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text
 from carbonopt.report.study_view import StudyView
@@ -61,6 +62,39 @@ def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell(
     assert caveats["target_missed"].numbers == {"trial": 0, "worse": pytest.approx(0.25)}
     assert caveats.keys() & {"more_epochs", "loss_still_fell", "loss_rose", "no_direction"} == {key}
     assert caveats[key].level is Level.CRITICAL
+
+
+def test_an_evaluation_right_after_another_hides_no_trend() -> None:
+    """Every 500 steps, and at the end, a step later."""
+    points = ((500, 6.0), (1000, 5.5), (1500, 5.0), (1501, 4.999))
+    evals = tuple(
+        EvalPoint.of(PERPLEXITY, math.log(value) * 100, 100, step=step, tokens=None)
+        for step, value in points
+    )
+    params = {"learning_rate": 1e-3, "epochs": 4}
+    record = trial(0, perplexity=4.999, evals=evals, total_steps=1501, params=params)
+    numbers = numbers_of(missed(record), "more_epochs")
+    assert numbers["steps"] == 501
+    assert numbers["fell"] == pytest.approx(math.log(5.5 / 4.999))
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize(
+    ("losses", "rises", "falls"),
+    [((6.0, 5.5, 5.0), False, True), ((6.0, 5.001, 5.0), False, False), ((6, 4, 5), True, False)],
+)
+def test_a_trend_is_seen_whatever_the_scale_of_a_quality_of_ones_own(
+    scale: float, losses: tuple[float, ...], rises: bool, falls: bool
+) -> None:
+    quality = quality_of("error", "minimize")
+    evals = tuple(
+        EvalPoint.of(quality, scale * loss, 1, step=10 * place, tokens=None)
+        for place, loss in enumerate(losses, start=1)
+    )
+    of_record = QualityResult(name="error", direction="minimize", value=evals[-1].value)
+    record = trial(0, evals=evals, total_steps=30, quality=of_record)
+    trend = shortfall(missed(record), 0, scale * 5, Target(quality, scale)).trend
+    assert (trend.rises, trend.falls) == (rises, falls)
 
 
 @pytest.mark.parametrize(

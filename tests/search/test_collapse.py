@@ -267,3 +267,21 @@ def test_a_hopeless_trial_is_stopped_once_forecasts_are_believed() -> None:
     assert forecast_of_miss(
         Knowledge(PERPLEXITY, SPACE, known_trials(5)), half, 0.61 * half.curve[-1][1]
     )
+
+
+@pytest.mark.parametrize("evaluations", [8, 40])
+@pytest.mark.parametrize("spike", [0.2, 0.4, 0.8])
+def test_a_spike_of_the_loss_alone_stops_no_trial(evaluations: int, spike: float) -> None:
+    """A trial that ends below the target is judged at an evaluation far above its curve."""
+    knowledge = Knowledge(PERPLEXITY, SPACE, known_trials(8))
+    good = ran(9, {**LOW, "learning_rate": 3e-3, "epochs": 4}, evaluations=evaluations)
+    target_loss = good.final_loss + 0.02
+    for place in range(evaluations // 2, evaluations):
+        curve = list(good.curve[:place])
+        curve[-1] = curve[-1][0], curve[-1][1] + spike
+        spiked = dataclasses.replace(good, curve=tuple(curve), complete=False, cost=None)
+        assert forecast_of_miss(knowledge, spiked, target_loss) is None
+    # A loss that stays above its curve is no spike.
+    raised = tuple((share, loss + spike * (share > 0.5)) for share, loss in good.curve[:-1])
+    worse = dataclasses.replace(good, curve=raised, complete=False, cost=None)
+    assert spike < 0.4 or forecast_of_miss(knowledge, worse, target_loss) is not None

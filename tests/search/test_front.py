@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from carbonopt.search.front_proposal import on_front, propose_for_front
 from carbonopt.search.hypervolume import expected_improvement, front, hypervolume
 from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.observation import CURVE, TOTAL_STEPS, Observation
+from carbonopt.search.pruning import forecast_of_miss
 from carbonopt.search.sampler import CarbonSampler
 
 SEQUENCES = 12_800
@@ -147,6 +149,27 @@ def test_stopped_trials_and_those_of_unknown_cost_are_on_no_front() -> None:
     told = [ran(0, values, complete=False), ran(1, values, cost=None), ran(2, other), ran(3, other)]
     shown = on_front(Knowledge(PERPLEXITY, SPACE, told))
     assert [observation.number for observation in shown] == [2]
+
+
+def test_a_trial_whose_first_step_compiled_goes_on_while_it_can_be_on_the_front() -> None:
+    """It will cost less than the one trial that is better, whose loss is out of its reach."""
+    every = {"global_batch_size": 32, "micro_batch_size_per_gpu": 16}
+    known = [
+        ran(number, {**every, "learning_rate": rate, "epochs": 2})
+        for number, rate in enumerate((3e-4, 1e-3, 1e-2))
+    ]
+    best = ran(3, {**every, "learning_rate": 3e-3, "epochs": 8})
+    best = replace(best, curve=tuple((share, 0.4 * loss) for share, loss in best.curve))
+    own = ran(9, {**every, "learning_rate": 1e-3, "epochs": 4}, complete=False, cost=None)
+    own = replace(own, curve=own.curve[:4])
+    knowledge = Knowledge(PERPLEXITY, SPACE, [*known, best])
+    assert own.total_steps is not None and best.cost is not None
+    first_cost = best.cost / 4
+    per_step = (0.95 * best.cost - first_cost) / own.total_steps
+    as_if_all_cost_more = replace(own, cost_per_step=per_step + 2 * first_cost / own.total_steps)
+    assert forecast_of_miss(knowledge, as_if_all_cost_more, None) is not None
+    steps_alone = replace(own, cost_per_step=per_step, first_cost=first_cost)
+    assert forecast_of_miss(knowledge, steps_alone, None) is None
 
 
 def test_with_much_known_the_one_that_adds_most_is_next() -> None:

@@ -7,7 +7,7 @@ from small_studies import trial
 
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.search.observation import of_record
+from carbonopt.search.observation import of_evaluations, of_record
 
 
 def curve(points: int):
@@ -40,3 +40,18 @@ def test_the_quality_before_the_first_step_is_no_point_of_the_curve() -> None:
     )
     observed = of_record(trial(0, evals=(start,), total_steps=10, steps_done=None))
     assert observed.curve == () and observed.cost_per_step is None
+
+
+def evaluated(step: int, train_kwh: float) -> EvalPoint:
+    point = EvalPoint.of(PERPLEXITY, 300.0 - step, 100, step=step, tokens=None)
+    return point.model_copy(update={"train_energy_kwh": train_kwh})
+
+
+def test_a_running_trial_is_not_expected_to_make_its_first_step_again() -> None:
+    """A first step that compiles takes as much as 100 others; the whole trial makes 300."""
+    evals = [evaluated(step, (100 + step) * 1e-6) for step in (50, 75, 100)]
+    observed = of_evaluations(7, {}, evals, 300, PERPLEXITY)
+    assert observed.cost_per_step == pytest.approx(1e-6)
+    assert observed.first_cost == pytest.approx(100e-6)
+    once = of_evaluations(7, {}, evals[:1], 300, PERPLEXITY)
+    assert once.cost_per_step == pytest.approx(3e-6) and once.first_cost is None

@@ -8,6 +8,7 @@ from transformers import get_scheduler
 
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrialParams
 from carbonopt.search.models.features import SpaceEncoder, progress
+from carbonopt.search.observation import trial_params
 
 STEPS = 1000
 EXTRA = {
@@ -78,3 +79,17 @@ def test_with_a_constant_rate_a_shorter_trial_is_the_beginning_of_a_longer_one()
     assert row("constant", 1, 0.5) == pytest.approx(row("constant", 4, 0.125))
     assert row("constant", 1, 1.0) == pytest.approx(row("constant", 4, 0.25))
     assert row("cosine", 1, 1.0) != pytest.approx(row("cosine", 4, 0.25), abs=0.1)
+
+
+@pytest.mark.parametrize(("decay", "share"), [(0.1, 1.0), (0.2, 1.0), (0.5, 0.553), (None, 1.0)])
+def test_the_models_see_when_a_stable_rate_begins_to_fall(
+    decay: float | None, share: float
+) -> None:
+    values = {
+        "global_batch_size": 8,
+        "learning_rate": 1e-3,
+        "epochs": 1,
+        "lr_scheduler": "warmup_stable_decay",
+        "decay_ratio": decay,
+    }
+    assert progress(trial_params(values), 0.6)[1] == pytest.approx(share, abs=1e-3)

@@ -97,15 +97,15 @@ def _first_steps(amortisation: Amortisation) -> Table:
 def caveats(study: StudyView) -> Iterator[Caveat]:
     if (amortisation := study.amortisation) is None:
         return
-    if (
-        amortisation.met
-        and amortisation.largest_excess_share > SHARE_TO_TELL
-        and len(amortisation.cheapest) > 1
-    ):
-        second, share = amortisation.cheapest[1], amortisation.largest_excess_share
-        yield study.caveat("longer_runs", share=share, times=second.from_length, trial=second.trial)
-    if amortisation.as_first is not None and amortisation.as_first.cheapest != amortisation.trial:
-        yield study.caveat("first_compilation", trial=amortisation.as_first.cheapest)
+    share = amortisation.largest_excess_share
+    clearly = next(filter(_is_clearly_cheaper, amortisation.cheapest), None)
+    if amortisation.met and share > SHARE_TO_TELL and clearly is not None:
+        yield study.caveat(
+            "longer_runs", share=share, times=clearly.from_length, trial=clearly.trial
+        )
+    first = amortisation.as_first
+    if first is not None and first.energy_kwh > (1 + WORTH_SAYING) * first.cheapest_energy_kwh:
+        yield study.caveat("first_compilation", trial=first.cheapest)
     other = amortisation.not_compared
     if other is not None and other.less_a_token > WORTH_SAYING:
         numbers = {
@@ -115,3 +115,13 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
             "trial": amortisation.trial,
         }
         yield study.caveat("compiled_not_compared", **numbers)
+
+
+def _is_clearly_cheaper(row: CheapestFrom) -> bool:
+    """Return whether very long runs would take less energy by more than the noise, if it is known.
+
+    Where nothing was repeated, WORTH_SAYING stands in for it.
+    """
+    if row.less_interval is not None:
+        return row.less_interval[0] > 0
+    return row.less_in_the_limit > WORTH_SAYING

@@ -28,6 +28,7 @@ from carbonopt.report.document import (
 )
 from carbonopt.report.figures.points import last_value
 from carbonopt.report.study_view import StudyView
+from carbonopt.spec.space_settings import Choices
 
 ALL_TRIALS = "all-trials"
 FEW_TRIALS = 10  # completed trials; with fewer, the front is a sketch
@@ -197,7 +198,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("running")
     searched = [record for record in study.data.records if record.repeat_of is None]
     completed = sum(record.state is TrialState.COMPLETE for record in searched)
-    if 0 < completed < FEW_TRIALS:
+    if 0 < completed < FEW_TRIALS and not _all_tried(study, searched):
         yield study.caveat("few_trials", completed=completed)
     yield from _few_examples(study)
     if search.learn_from:
@@ -237,6 +238,13 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("pruning_audit", did=did, **numbers)
     if study.recommendation.met:
         yield study.caveat("selection_bias", quality=study.quality.name)
+
+
+def _all_tried(study: StudyView, searched: Sequence[TrialRecord]) -> bool:
+    """Return whether each combination of the space's choices was tried; a range has no end."""
+    domains = study.data.config.search.space.free().values()
+    sizes = [len(domain.choices) if isinstance(domain, Choices) else math.inf for domain in domains]
+    return len({record.params for record in searched}) >= math.prod(sizes)
 
 
 def _met_with_less(run: TrialRecord, recommendation: Recommendation) -> bool:
