@@ -20,7 +20,8 @@ class Waiting(Frozen):
     idle_kwh: float  # energy of the idle devices and the study's processes while it waited
     idle_kg_co2e: float  # PUE included
     first_start: str | None  # start of the first trial; ISO 8601, UTC; None: none has begun
-    expected_saving: float  # share of the emissions, when the first wait began
+    # share of the emissions, when the first wait began; None: it was not estimated
+    expected_saving: float | None
     # share that was saved by the trace's own hours; None: it does not cover them
     realised_saving: float | None
     # the same with the idle energy as a cost

@@ -103,9 +103,7 @@ class LiveDisplay:
         self._began = time.monotonic()
 
     def waiting(self, start: PlannedStart) -> None:
-        text = f"waiting until {start.local_time}"
-        if start.rule:
-            text += f", to save about {100 * start.expected_saving:.0f} % of the emissions"
+        text = f"waiting until {start.local_time}{start.effect}"
         self._print(f"{text}; Ctrl-C ends the command, the same one waits again")
         if self._console.is_terminal:
             self._live.update(Text(text))

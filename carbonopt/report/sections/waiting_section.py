@@ -17,7 +17,7 @@ def section(study: StudyView) -> Section | None:
         ("Waited", human_duration(waited.waited_s)),
         ("First trial began", waited.first_start or "not yet"),
         ("Energy while it waited", f"{fmt.energy_text(waited.idle_kwh)} ({emissions})"),
-        ("Saving expected", fmt.percent_text(waited.expected_saving)),
+        ("Saving expected as the first wait began", fmt.percent_text(waited.expected_saving)),
         ("Saving by the hours as they were", _share(waited.realised_saving)),
         ("The same, less the energy while it waited", _share(waited.realised_net_saving)),
     ]
