@@ -4,10 +4,9 @@ The saving is that of the trials' energy: each trial's, at the intensity of the 
 ran, against the same trials without the waits before them. The search never sees either.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from carbonopt.analysis.hourly import Hours
-from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Frozen
 from carbonopt.spec.study_data import StudyData, Wait, union_s
 
@@ -22,7 +21,8 @@ class Waiting(Frozen):
     first_start: str | None  # start of the first trial; ISO 8601, UTC; None: none has begun
     # share of the emissions, when the first wait began; None: it was not estimated
     expected_saving: float | None
-    # share that was saved by the trace's own hours; None: it does not cover them
+    # share that was saved by the trace's own hours; None: it does not cover them, or the hours of a
+    # trial that went on from a checkpoint are not known
     realised_saving: float | None
     # the same with the idle energy as a cost
     realised_net_saving: float | None
@@ -56,15 +56,18 @@ def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float |
     if data.trace is None:
         return None, None
     hours = Hours(data.trace)
-    ran = [record for record in data.records if record.energy_kwh and record.duration_s]
     emitted, instead, waited = 0.0, 0.0, 0.0
-    for record in ran:
-        rates = _rates(record, hours, union_s((wait.span for wait in waits), _start(record)))
-        if None in rates:
+    for record in data.records:
+        if record.energy_kwh is None or record.duration_s is None:
+            continue
+        if record.span is None:
             return None, None
-        assert record.energy_kwh is not None
-        then, without = rates
-        assert then is not None and without is not None
+        begin, end = record.span
+        without_waits = timedelta(seconds=union_s((wait.span for wait in waits), begin))
+        then = hours.mean_of(begin, end)
+        without = hours.mean_of(begin - without_waits, end - without_waits)
+        if then is None or without is None:
+            return None, None
         emitted += record.energy_kwh.total * then
         instead += record.energy_kwh.total * without
     for wait in waits:
@@ -75,16 +78,3 @@ def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float |
     if not instead:
         return None, None
     return 1 - emitted / instead, 1 - (emitted + waited) / instead
-
-
-def _start(record: TrialRecord) -> datetime:
-    assert record.started_at is not None
-    return datetime.fromisoformat(record.started_at)
-
-
-def _rates(record: TrialRecord, hours: Hours, waited_s: float) -> tuple[float | None, float | None]:
-    """Return the mean intensities of a trial's hours, and of those without the waits before it."""
-    assert record.duration_s is not None
-    start, lasts = _start(record), timedelta(seconds=record.duration_s.total)
-    earlier = start - timedelta(seconds=waited_s)
-    return hours.mean_of(start, start + lasts), hours.mean_of(earlier, earlier + lasts)

@@ -90,7 +90,7 @@ def _thinned(readings: list[_Reading]) -> list[_Reading]:
 
 
 def _is_timed(record: TrialRecord) -> bool:
-    return None not in (record.started_at, record.energy_kwh, record.duration_s)
+    return None not in (record.span, record.energy_kwh)
 
 
 def _begin_s(record: TrialRecord) -> float:
@@ -179,8 +179,9 @@ def last_trials(data: StudyData, count: int) -> list[TrialRecord]:
     """Return the trials that ended last, the latest first."""
 
     def ended_s(record: TrialRecord) -> float:
-        seconds = record.duration_s.total if record.duration_s else 0.0
-        return (_begin_s(record) if record.started_at else 0.0) + seconds
+        if record.span is not None:
+            return record.span[1].timestamp()
+        return _begin_s(record) if record.started_at else 0.0  # at the earliest
 
     ended = [record for record in data.records if record.state is not TrialState.RUNNING]
     return sorted(ended, key=lambda record: (ended_s(record), record.trial))[: -count - 1 : -1]

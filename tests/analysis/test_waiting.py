@@ -62,6 +62,17 @@ def test_a_trace_that_lacks_these_hours_tells_nothing(rates) -> None:
     assert found.idle_kg_co2e > 0
 
 
+def test_hours_of_a_trial_that_went_on_from_a_checkpoint_are_not_known() -> None:
+    """Its two hours are those of both attempts, of which only the later one's start is stored."""
+    data = waited()
+    went_on = data.records[0].model_copy(update={"continued_at_steps": (7,)})
+    data = data.model_copy(update={"records": (went_on,)})
+    found = waiting(data)
+    assert found.realised_saving is None and found.realised_net_saving is None
+    (table,) = section(StudyView(data)).blocks
+    assert "checkpoint" in table.rows[-1][1].text
+
+
 def test_a_study_without_waits_has_no_section() -> None:
     assert waiting(study(trial(0, 1.0))) is None
     assert section(StudyView(study(trial(0, 1.0)))) is None

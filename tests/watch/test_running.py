@@ -133,6 +133,15 @@ def test_the_last_trials_are_those_that_ended_last():
     assert [record.trial for record in last_trials(study(first, second), 5)] == [0, 1]
 
 
+def test_a_trial_that_went_on_has_no_power_at_a_time_of_day() -> None:
+    """Its durations are those of both attempts: it would seem to end 80 s from now."""
+    went_on = timed(0, 100, 1, begun="2026-01-01T00:00:20+00:00", continued_at_steps=(7,))
+    later = timed(1, 20, 1, begun="2026-01-01T00:00:40+00:00")
+    assert went_on.span is None and later.span is not None
+    assert PowerHistory.latest([went_on, later]) == [later]
+    assert [record.trial for record in last_trials(study(went_on, later), 1)] == [1]
+
+
 def test_ended_trials_are_looked_at_again_only_when_one_ends():
     first = study(timed(0, 10, 1), running(1, 1, 1), ended=None)
     known = EndedTrials.of(first, None)

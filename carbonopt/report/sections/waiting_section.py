@@ -6,6 +6,7 @@ from carbonopt.report.document import Section, table, word
 from carbonopt.report.study_view import StudyView
 
 _NOT_COVERED = "not known yet: carbon.trace does not cover these hours"
+_WENT_ON = "not known: the hours of a trial that went on from a checkpoint are not stored"
 
 
 def section(study: StudyView) -> Section | None:
@@ -18,8 +19,8 @@ def section(study: StudyView) -> Section | None:
         ("First trial began", waited.first_start or "not yet"),
         ("Energy while it waited", f"{fmt.energy_text(waited.idle_kwh)} ({emissions})"),
         ("Saving expected as the first wait began", fmt.percent_text(waited.expected_saving)),
-        ("Saving by the hours as they were", _share(waited.realised_saving)),
-        ("The same, less the energy while it waited", _share(waited.realised_net_saving)),
+        ("Saving by the hours as they were", _share(study, waited.realised_saving)),
+        ("The same, less the energy while it waited", _share(study, waited.realised_net_saving)),
     ]
     columns = [word("Of the waits", lambda row: row[0]), word("Value", lambda row: row[1])]
     note = (
@@ -35,5 +36,8 @@ def section(study: StudyView) -> Section | None:
     )
 
 
-def _share(saving: float | None) -> str:
-    return _NOT_COVERED if saving is None else fmt.percent_text(saving)
+def _share(study: StudyView, saving: float | None) -> str:
+    if saving is not None:
+        return fmt.percent_text(saving)
+    went_on = any(record.continued_at_steps for record in study.data.records)
+    return _WENT_ON if went_on else _NOT_COVERED
