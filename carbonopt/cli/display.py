@@ -165,13 +165,17 @@ class LiveDisplay:
                 self._print(f"all trials: {fixed}")
 
     def _consider(self, record: TrialRecord) -> None:
-        """Keep a trial as the best one if it meets the target with the least emissions so far."""
+        """Keep a trial as the best one if it meets the target with the least emissions so far.
+
+        Repeats don't count: the least of several runs of one configuration is the luckiest.
+        """
         kg_co2e = record.emissions_kg_co2e
         is_start = record.trial == START_TRIAL and self._config.search.start is not None
         if is_start and record.state is TrialState.COMPLETE:
             self._start_kg_co2e = kg_co2e
         if (
-            record.meets(self._config.target.at())
+            record.repeat_of is None
+            and record.meets(self._config.target.at())
             and kg_co2e is not None
             and kg_co2e < self._best_kg_co2e
         ):

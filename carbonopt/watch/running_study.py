@@ -165,12 +165,17 @@ class EndedTrials:
 
 
 def best_trial(data: StudyData) -> TrialRecord | None:
-    """Return the trial of the least emissions among those that meet the target."""
+    """Return the search's trial of the least emissions among those that meet the target.
+
+    Repeats don't count: the least of several runs of one configuration is the luckiest.
+    """
     target = data.config.target.at()
     meeting = [
         record
         for record in data.records
-        if record.meets(target) and record.emissions_kg_co2e is not None
+        if record.repeat_of is None
+        and record.meets(target)
+        and record.emissions_kg_co2e is not None
     ]
     return min(meeting, key=lambda record: record.emissions_kg_co2e or 0.0, default=None)
 

@@ -99,6 +99,15 @@ def test_trial_that_goes_on_from_its_checkpoint_counts_once(now: list[float]) ->
     assert "trial 1 of 3" in used and "left" not in used
 
 
+def test_the_best_so_far_is_no_lucky_repeat(now: list[float]) -> None:
+    data = study(trial(0, 2e-3), trial(1, 1e-3, repeat_of=0, seed=1))
+    display, spec = begun(data)
+    for record in data.records:
+        display.trial_ended(record)
+    display.trial_started(spec)
+    assert "best so far: trial 0" in lines(display)[1]
+
+
 @pytest.mark.parametrize("width", [40, 80, 100, 300])
 def test_a_table_is_never_cut(width: int, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
