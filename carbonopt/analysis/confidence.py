@@ -73,6 +73,11 @@ class Configuration:
         return self._mean(run.energy_kwh.train for run in self.runs if run.energy_kwh is not None)
 
     @property
+    def duration_s(self) -> float | None:
+        """The mean duration of the training window; None where it is not known for every run."""
+        return self._mean(run.duration_s.train for run in self.runs if run.duration_s is not None)
+
+    @property
     def gpu_start_temperature_c(self) -> float | None:
         """The GPUs' mean temperature as the trainings began; None where a run does not know it."""
         began_c = (run.gpu_start_temperature_c for run in self.runs)

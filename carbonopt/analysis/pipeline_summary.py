@@ -11,7 +11,7 @@ from carbonopt.analysis.study_comparison import ComparedRun, run_of
 from carbonopt.core.quality import Target
 from carbonopt.core.values import Frozen
 from carbonopt.spec.pipeline_file import PipelineData, PipelineStep
-from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.study_data import StudyData, union_s
 
 
 def handed_on(data: StudyData, count: int) -> tuple[int, ...]:
@@ -145,7 +145,8 @@ def summarise(data: PipelineData) -> PipelineSummary:
     outer_kwh = known_sum((session.outer_kwh for session in data.sessions), of_none=None)
     outer_gpu_kwh = known_sum((session.outer_gpu_kwh for session in data.sessions), of_none=None)
     any_study = next(iter(data.studies.values()))
-    emissions_kg = any_study.emissions_kg_co2e(energy_kwh)
+    between_kg = any_study.emissions_kg_co2e(between_kwh)
+    emissions_kg = math.fsum([*(study.emissions_kg_co2e for study in spent), between_kg])
     fraction, interval, saved_kg = _saving(paths[0]) if paths else (None, None, None)
     return PipelineSummary(
         name=data.pipeline.name,
@@ -160,13 +161,24 @@ def summarise(data: PipelineData) -> PipelineSummary:
         between_kwh=between_kwh,
         energy_kwh=energy_kwh,
         emissions_kg_co2e=emissions_kg,
-        duration_s=sum(session.duration_s for session in data.sessions),
+        duration_s=_duration_s(data),
         outer_kwh=outer_kwh,
         closure=(energy_kwh + other_kwh) / outer_kwh if outer_kwh else None,
         gpu_kwh=gpu_kwh,
         outer_gpu_kwh=outer_gpu_kwh,
         gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
     )
+
+
+def _duration_s(data: PipelineData) -> float:
+    """Return the duration of all calls.
+
+    A call that was killed, or still runs, has stored its own duration only until its latest study
+    began. The study has stored the rest.
+    """
+    calls = [session.span for session in data.sessions]
+    of_studies = [session.span for study in data.studies.values() for session in study.sessions]
+    return union_s([*calls, *of_studies])
 
 
 def _path(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from statistics import fmean
 
+from carbonopt.analysis.confidence import configurations
 from carbonopt.analysis.hourly import HOUR_S, Hours
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.units import emissions_kg_co2e
@@ -52,7 +53,7 @@ class Repricing(Frozen):
     last_hour: str
     # energy of the recommended run's training window, as the objective counts it; without PUE
     energy_kwh: float
-    duration_s: float  # duration of that window
+    duration_s: float  # duration of that window; like the energy, a mean over its seeds
     # None: the trace nowhere has as many hours in a row as the run takes
     starts: StartHours | None
     # emissions of the whole study in the hours that it ran in, PUE included
@@ -97,8 +98,9 @@ def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
     """
     if data.trace is None or rec.trial is None:
         return None
-    durations = next(record.duration_s for record in data.records if record.trial == rec.trial)
-    if rec.energy_kwh is None or durations is None:
+    winner = next(tried for tried in configurations(data.records) if tried.trial == rec.trial)
+    duration_s = winner.duration_s
+    if rec.energy_kwh is None or duration_s is None:
         return None
     hours, pue = Hours(data.trace), data.config.carbon.pue
     study_kg, unknown = _study(data, hours)
@@ -109,8 +111,8 @@ def repricing(data: StudyData, rec: Recommendation) -> Repricing | None:
         first_hour=hours.iso(0),
         last_hour=hours.iso(hours.count - 1),
         energy_kwh=rec.energy_kwh,
-        duration_s=durations.train,
-        starts=_starts(hours, rec.energy_kwh, durations.train, pue),
+        duration_s=duration_s,
+        starts=_starts(hours, rec.energy_kwh, duration_s, pue),
         study_emissions_kg_co2e=study_kg,
         study_g_co2e_per_kwh=study_kg / one_g_kg if study_kg is not None and one_g_kg else None,
         study_unknown=unknown,

@@ -1,7 +1,6 @@
 """Comparison of studies of the same task: on other machines, with other models or other data."""
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from carbonopt.analysis.confidence import (
@@ -182,11 +181,5 @@ def run_of(tried: Configuration, common: tuple[float, float]) -> ComparedRun:
             None if energy_kwh is None else emissions_kg_co2e(energy_kwh, *common)
         ),
         energy_kwh=energy_kwh,
-        duration_s=_mean([run.duration_s.train if run.duration_s else None for run in tried.runs]),
+        duration_s=tried.duration_s,
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if one of the values is not known."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None

@@ -4,10 +4,9 @@ The saving is that of the trials' energy: each trial's, at the intensity of the 
 ran, against the same trials without the waits before them. The search never sees either.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from carbonopt.analysis.hourly import Hours
-from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Frozen
 from carbonopt.spec.study_data import StudyData, Wait, union_s
 
@@ -20,14 +19,13 @@ class Waiting(Frozen):
     idle_kwh: float  # energy of the idle devices and the study's processes while it waited
     idle_kg_co2e: float  # PUE included
     first_start: str | None  # start of the first trial; ISO 8601, UTC; None: none has begun
-    expected_saving: float  # share of the emissions, when the first wait began
-    # share that was saved by the trace's own hours; None: it does not cover them, or there are
-    # `continued_trials`
+    # share of the emissions, when the first wait began; None: it was not estimated
+    expected_saving: float | None
+    # share that was saved by the trace's own hours; None: it does not cover them, or the hours of a
+    # trial that went on from a checkpoint are not known
     realised_saving: float | None
     # the same with the idle energy as a cost
     realised_net_saving: float | None
-    # trials that went on from a checkpoint: the hours of their attempts before are not recorded
-    continued_trials: tuple[int, ...] = ()
 
 
 def waiting(data: StudyData) -> Waiting | None:
@@ -40,8 +38,7 @@ def waiting(data: StudyData) -> Waiting | None:
         return None
     idle_kwh = sum(wait.energy_kwh for wait in waits)
     starts = [record.started_at for record in data.records if record.started_at is not None]
-    continued = tuple(record.trial for record in data.records if record.continued_at_steps)
-    gross, net = (None, None) if continued else _realised(data, waits)
+    gross, net = _realised(data, waits)
     return Waiting(
         waits=len(waits),
         waited_s=union_s(wait.span for wait in waits),
@@ -51,7 +48,6 @@ def waiting(data: StudyData) -> Waiting | None:
         expected_saving=waits[0].expected_saving,
         realised_saving=gross,
         realised_net_saving=net,
-        continued_trials=continued,
     )
 
 
@@ -60,15 +56,18 @@ def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float |
     if data.trace is None:
         return None, None
     hours = Hours(data.trace)
-    ran = [record for record in data.records if record.energy_kwh and record.duration_s]
     emitted, instead, waited = 0.0, 0.0, 0.0
-    for record in ran:
-        rates = _rates(record, hours, union_s((wait.span for wait in waits), _start(record)))
-        if None in rates:
+    for record in data.records:
+        if record.energy_kwh is None or record.duration_s is None:
+            continue
+        if record.span is None:
             return None, None
-        assert record.energy_kwh is not None
-        then, without = rates
-        assert then is not None and without is not None
+        begin, end = record.span
+        without_waits = timedelta(seconds=union_s((wait.span for wait in waits), begin))
+        then = hours.mean_of(begin, end)
+        without = hours.mean_of(begin - without_waits, end - without_waits)
+        if then is None or without is None:
+            return None, None
         emitted += record.energy_kwh.total * then
         instead += record.energy_kwh.total * without
     for wait in waits:
@@ -79,16 +78,3 @@ def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float |
     if not instead:
         return None, None
     return 1 - emitted / instead, 1 - (emitted + waited) / instead
-
-
-def _start(record: TrialRecord) -> datetime:
-    assert record.started_at is not None
-    return datetime.fromisoformat(record.started_at)
-
-
-def _rates(record: TrialRecord, hours: Hours, waited_s: float) -> tuple[float | None, float | None]:
-    """Return the mean intensities of a trial's hours, and of those without the waits before it."""
-    assert record.duration_s is not None
-    start, lasts = _start(record), timedelta(seconds=record.duration_s.total)
-    earlier = start - timedelta(seconds=waited_s)
-    return hours.mean_of(start, start + lasts), hours.mean_of(earlier, earlier + lasts)

@@ -29,6 +29,9 @@ class LoggingDisplay:
     def study_started(self, data: StudyData, hours_before: float) -> None:
         LOG.info("%s: %d trials before", data.config.name, len(data.records))
 
+    def used(self, hours: float, energy_kwh: float) -> None:
+        """Log nothing: the ends of trials say what they used."""
+
     def waiting(self, start: PlannedStart) -> None:
         LOG.info("waiting until %s", start.local_time)
 

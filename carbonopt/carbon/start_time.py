@@ -32,12 +32,14 @@ class Start:
 
     Args:
         at: when to begin, in UTC.
-        saving: the share of the emissions that is expected to be saved against an immediate start.
+        saving: the share of the emissions that is expected to be saved against a start now, whether
+            or not work may be done now; negative where waiting for a window costs emissions. None:
+            it was not estimated.
         in_time: whether the work is expected to end by the deadline.
     """
 
     at: datetime
-    saving: float = 0.0
+    saving: float | None = None
     in_time: bool = True
 
 
@@ -111,7 +113,8 @@ def cleanest_start(
         allowed, if waiting is not expected to save enough, or the work can't end in time.
     """
     now, finish_by = now.astimezone(UTC), finish_by.astimezone(UTC)
-    work = _AllowedTime(now, windows or ((now, max(finish_by, now)),), expected)
+    always = ((now, max(finish_by, now)),)
+    work = _AllowedTime(now, windows or always, expected)
     if not work.total_s:
         return Start(now, in_time=False)
     earliest, needed_s = work.begin_at(0.0), remaining.total_seconds()
@@ -119,11 +122,16 @@ def cleanest_start(
     if slack_s < 0 or needed_s <= 0:
         return Start(earliest, in_time=slack_s >= 0)
     best_s = min(work.starts(needed_s), key=lambda start_s: (work.mean(start_s, needed_s), start_s))
-    immediate, best = work.mean(0.0, needed_s), work.mean(best_s, needed_s)
-    saving = 1 - best / immediate if immediate > 0 else 0.0
-    if best_s <= 0 or saving <= 0 or saving < at_least_saving:
-        return Start(earliest)
-    return Start(work.begin_at(best_s), saving)
+    saving = _saving(work.mean(best_s, needed_s), work.mean(0.0, needed_s))
+    if saving <= 0 or saving < at_least_saving:
+        best_s = 0.0
+    at_once = _AllowedTime(now, always, expected).mean(0.0, needed_s)
+    return Start(work.begin_at(best_s), _saving(work.mean(best_s, needed_s), at_once))
+
+
+def _saving(later: float, now: float) -> float:
+    """Return which share of the emissions the later of two mean intensities saves."""
+    return 1 - later / now if now > 0 else 0.0
 
 
 class _AllowedTime:

@@ -195,17 +195,16 @@ def _cost(checked: CheckedStudy) -> str:
     budget, power_w = checked.config.budget, checked.engine.max_power_w
     if power_w == 0:
         return "nothing: recorded energy is added up, none is used"
-    bounds = [] if budget.energy_kwh is None else [budget.energy_kwh]
+    carbon = checked.config.carbon
+    bounds = [] if budget.energy_kwh is None else [(budget.energy_kwh, "")]
     if budget.emissions_kg_co2e is not None:
-        bounds.append(
-            budget.emissions_kg_co2e
-            * 1000
-            / (checked.intensity.g_co2e_per_kwh * checked.config.carbon.pue)
-        )
+        g_co2e_per_kwh = checked.intensity.g_co2e_per_kwh * carbon.pue
+        bounds.append((budget.emissions_kg_co2e * 1000 / g_co2e_per_kwh, ""))
     if power_w is not None and budget.hours is not None:
-        bounds.append(budget.hours * power_w / 1000)
-    return (
-        f"at most about {min(bounds):.3g} kWh"
-        if bounds
-        else "not known before the first trial: the budget limits the trials, not their energy"
-    )
+        rest = "" if carbon.objective == "gpu" else ", and what the CPU and the RAM use meanwhile"
+        of_gpus = f" in GPUs that draw up to {power_w:g} W{rest}"
+        bounds.append((budget.hours * power_w / 1000, of_gpus))
+    if not bounds:
+        return "not known before the first trial: the budget limits the trials, not their energy"
+    least_kwh, which = min(bounds)
+    return f"at most about {least_kwh:.3g} kWh{which}"

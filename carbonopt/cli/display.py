@@ -51,6 +51,7 @@ class LiveDisplay:
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         if self._console.is_terminal:
             self._live.start()
+        # What the study had used at the monotonic time `_began`.
         self._began = time.monotonic()
         self._spent_kwh = self._hours_before = 0.0
         self._ended = 0
@@ -97,10 +98,12 @@ class LiveDisplay:
                 f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done"
             )
 
+    def used(self, hours: float, energy_kwh: float) -> None:
+        self._hours_before, self._spent_kwh = hours, energy_kwh
+        self._began = time.monotonic()
+
     def waiting(self, start: PlannedStart) -> None:
-        text = f"waiting until {start.local_time}"
-        if start.rule:
-            text += f", to save about {100 * start.expected_saving:.0f} % of the emissions"
+        text = f"waiting until {start.local_time}{start.effect}"
         self._print(f"{text}; Ctrl-C ends the command, the same one waits again")
         if self._console.is_terminal:
             self._live.update(Text(text))
@@ -134,7 +137,6 @@ class LiveDisplay:
         self._print(_probe_line(record, self._settings(record.params)))
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None:
-        self._running_kwh = max(self._running_kwh, train_kwh)
         self._refresh(f"step {step}/{total_steps}{self._reached}  {energy_text(train_kwh)}")
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
@@ -143,9 +145,7 @@ class LiveDisplay:
         self._refresh(f"step {point.step}{self._reached}  {emissions_text(emissions_kg_co2e)}")
 
     def trial_ended(self, record: TrialRecord) -> None:
-        self._spent_kwh += record.energy_kwh.total if record.energy_kwh else 0.0
-        self._running_kwh = 0.0
-        self._ended += record.repeat_of is None
+        self._ended += record.repeat_of is None and record.has_finished
         self._consider(record)
         line = _trial_line(record, self._settings(record.params))
         self._print(line, "green" if record is self._best else None)
@@ -165,13 +165,17 @@ class LiveDisplay:
                 self._print(f"all trials: {fixed}")
 
     def _consider(self, record: TrialRecord) -> None:
-        """Keep a trial as the best one if it meets the target with the least emissions so far."""
+        """Keep a trial as the best one if it meets the target with the least emissions so far.
+
+        Repeats don't count: the least of several runs of one configuration is the luckiest.
+        """
         kg_co2e = record.emissions_kg_co2e
         is_start = record.trial == START_TRIAL and self._config.search.start is not None
         if is_start and record.state is TrialState.COMPLETE:
             self._start_kg_co2e = kg_co2e
         if (
-            record.meets(self._config.target.at())
+            record.repeat_of is None
+            and record.meets(self._config.target.at())
             and kg_co2e is not None
             and kg_co2e < self._best_kg_co2e
         ):

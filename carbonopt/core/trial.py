@@ -7,6 +7,7 @@ script reads take them from `core.states`, which needs no pydantic.
 
 import json
 import math
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -290,6 +291,18 @@ class TrialRecord(Frozen):
         if self.gpu_energy_kwh is None or earlier is None:
             return None
         return earlier + sum(phase.counter for phase in self.gpu_energy_kwh.values())
+
+    @property
+    def span(self) -> tuple[datetime, datetime] | None:
+        """The last attempt's beginning and end, until now if it runs; None where not known.
+
+        The durations of a trial that went on from a checkpoint are those of several attempts, with
+        any time between them.
+        """
+        if self.started_at is None or self.duration_s is None or self.continued_at_steps:
+            return None
+        begin = datetime.fromisoformat(self.started_at)
+        return begin, begin + timedelta(seconds=self.duration_s.total + (self.standstill_s or 0.0))
 
     @property
     def value(self) -> float | None:

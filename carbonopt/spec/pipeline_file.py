@@ -5,6 +5,7 @@ Each study trains what the one before it has recommended.
 
 import math
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from itertools import product
 from typing import Annotated, Literal
 
@@ -135,7 +136,7 @@ class PipelineSession(values.Frozen):
     """The energy that one call of `carbonopt run` spent on a pipeline, in kWh without PUE."""
 
     started_at: str  # ISO 8601, UTC
-    duration_s: values.Finite = 0.0
+    duration_s: values.Finite = 0.0  # until its end; of a killed call, until its last study began
     between_kwh: values.Finite = 0.0  # between its studies, for reports and weights
     # the GPUs' part of `between_kwh`; None: no GPU was measured
     between_gpu_kwh: values.Finite | None = None
@@ -145,6 +146,12 @@ class PipelineSession(values.Frozen):
     # and nothing was read at its end.
     outer_kwh: values.Finite | None = None
     outer_gpu_kwh: values.Finite | None = None
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        """The call's beginning and end, as far as it has stored them."""
+        begin = datetime.fromisoformat(self.started_at)
+        return begin, begin + timedelta(seconds=self.duration_s)
 
 
 class PipelineData(values.Frozen):

@@ -125,7 +125,8 @@ class Wait(Frozen):
     started_at: str  # ISO 8601, UTC
     duration_s: Finite
     energy_kwh: Finite  # energy of the idle devices and of the study's processes meanwhile
-    expected_saving: float  # share of the emissions that it was expected to save
+    # share of the emissions that it was expected to save, as in `PlannedStart`
+    expected_saving: float | None
 
     @property
     def span(self) -> tuple[datetime, datetime]:
@@ -138,8 +139,20 @@ class PlannedStart(Frozen):
 
     at: str  # ISO 8601, UTC
     finish_by: str  # ISO 8601
-    expected_saving: float  # share of the emissions, against a start when the wait began
+    # share of the emissions, against a start when the wait began; negative where the hours that are
+    # allowed are dirtier; None: it was not estimated
+    expected_saving: float | None
     rule: str  # where the expected intensities come from, in words; empty: only hours are given
+
+    @property
+    def effect(self) -> str:
+        """What the wait is expected to save, in words that follow the time; empty if unknown."""
+        if self.expected_saving is None:
+            return ""
+        percent = f"{100 * abs(self.expected_saving):.0f} %"
+        if self.expected_saving < 0:
+            return f", which is expected to emit {percent} more"
+        return f", which is expected to save {percent} of the emissions"
 
     @property
     def local_time(self) -> str:

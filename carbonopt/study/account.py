@@ -81,8 +81,12 @@ class SessionAccount:
         waited_s = sum(wait.duration_s for wait in self._ended_waits)
         return waited_s + (0.0 if self._wait is None else time.monotonic() - self._wait.began_s)
 
-    def begin_wait(self, storage: StudyStorage, expected_saving: float) -> None:
-        """Begin a wait for the hours of the schedule, unless one goes on already."""
+    def begin_wait(self, storage: StudyStorage, expected_saving: float | None) -> None:
+        """Begin a wait for the hours of the schedule, unless one goes on already.
+
+        Args:
+            expected_saving: as that of the planned start.
+        """
         if self._wait is None:
             self.store(storage)
             before_kwh = self._ledger.gap_kwh
@@ -109,13 +113,13 @@ class _OpenWait:
         started_at: when it began; ISO 8601, UTC.
         began_s: the same by the monotonic clock.
         before_kwh: the session's energy of phase GAP until then.
-        expected_saving: the share of the emissions that it was expected to save then.
+        expected_saving: the share of the emissions that it was expected to save then, or None.
     """
 
     started_at: str
     began_s: float
     before_kwh: float
-    expected_saving: float
+    expected_saving: float | None
 
     def until_now(self, gap_kwh: float) -> Wait:
         return Wait(

@@ -128,8 +128,7 @@ class Notifications:
 
     def waiting(self, start: PlannedStart) -> None:
         """Send the message of a wait for the hours of the schedule."""
-        saves = f", to save about {100 * start.expected_saving:.0f} % of the emissions"
-        self.send("waiting", f"The study waits until {start.at}{saves * bool(start.rule)}.")
+        self.send("waiting", f"The study waits until {start.at}{start.effect}.")
 
     def send(self, event: NotifyEvent, text: str, picture: Path | None = None) -> None:
         """Send the message of an event, if the study file asks for it and it was not sent yet."""

@@ -28,7 +28,13 @@ class StudyDisplay(TrialObserver, EngineObserver, Protocol):
 
     def progress(self, step: int, total_steps: int, train_kwh: float) -> None: ...
     def still_running(self, spent_kwh: float) -> None:
-        """Show that a trial goes on and what it has used; called about twice a second."""
+        """Show that a trial goes on and what this attempt has used.
+
+        It is called about twice a second, and before each `progress`.
+        """
+
+    def used(self, hours: float, energy_kwh: float) -> None:
+        """Note what the study has used so far, as its budget counts it; called between runs."""
 
     def study_started(self, data: StudyData, hours_before: float) -> None: ...
     def waiting(self, start: PlannedStart) -> None: ...

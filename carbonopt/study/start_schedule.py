@@ -206,10 +206,8 @@ def schedule_text(checked: CheckedStudy, now: datetime) -> str:
         parts.append(f"runs {', '.join(schedule.hours)} ({schedule.time_zone})")
     plan = plan_first(checked, now, parts.append)
     if plan is not None:
-        saves = f", which is expected to save {100 * plan.expected_saving:.0f} %" * bool(plan.rule)
-        parts.append(
-            f"begun now, it would wait until {_minute(datetime.fromisoformat(plan.at))}{saves}"
-        )
+        at = _minute(datetime.fromisoformat(plan.at))
+        parts.append(f"begun now, it would wait until {at}{plan.effect}")
     elif hours is None and checked.forecast is not None:
         parts.append(
             f"begins at once: how long {count_text(1, 'trial')} takes is known only then (or give"

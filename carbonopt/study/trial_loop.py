@@ -116,6 +116,7 @@ class TrialLoop:
             self._tell_of_others(data)
             if run_next is None:
                 break
+            self.display.used(self.budget.used_hours, data.spent_kwh())
             run_next()  # a trial, a probe, or a wait for other workers
         while self.local_workers.is_working:  # the local workers have nothing left to do either
             self._wait()

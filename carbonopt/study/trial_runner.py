@@ -183,6 +183,7 @@ class TrialRunner:
         """
 
         def progress(step: int, total_steps: int, train_kwh: float) -> None:
+            self.session.display.still_running(self._running_kwh)
             self.session.display.progress(step, total_steps, train_kwh)
             self._engine.prepare_next()
 

@@ -129,7 +129,7 @@ class TrialWatch:
     # Receives the step, the total steps and the energy of the training window in kWh.
     progress: Callable[[int, int, float], None]
     store: Callable[[TrialRecord], None]
-    # Receives the energy in kWh of the trial so far, each time that the trial is looked at.
+    # Receives the energy in kWh of this attempt so far, each time that the trial is looked at.
     still_running: Callable[[float], None] = lambda spent_kwh: None
     # state of the file of the script's quality before the trial; None: there is none
     quality_file: FileState | None = None
@@ -240,8 +240,7 @@ class TrialWatch:
             heard_s += self._leave_out(standstill)
             self._phases.look()
             if event is None:
-                earlier_kwh = 0.0 if self._went_on is None else self._went_on.spent_kwh
-                self.still_running(earlier_kwh + self._phases.spent_kwh)
+                self.still_running(self._phases.spent_kwh)
             else:
                 if self._is_sign_of_life(event):
                     heard_s = time.monotonic()

@@ -103,8 +103,8 @@ def _facts(state: WatchedState, best: TrialRecord | None) -> list[tuple[str, str
     again = f", {fmt.count_text(repeats, 'repeat')}" if repeats else ""
     facts.append(("Trials begun", f"{searched}{of_budget}{again}"))
     if (plan := data.planned_start) is not None and data.ended is None:
-        saves = f", to save about {fmt.percent_text(plan.expected_saving)}" if plan.rule else ""
-        facts.append(("Next start", f"{clock_text(datetime.fromisoformat(plan.at))}{saves}"))
+        at = clock_text(datetime.fromisoformat(plan.at))
+        facts.append(("Next start", f"{at}{plan.effect}"))
     used = f"{fmt.energy_text(spent_kwh)}, {fmt.emissions_text(data.emissions_kg_co2e(spent_kwh))}"
     facts.append(("Used so far", used))
     if best is not None:

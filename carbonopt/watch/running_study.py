@@ -90,7 +90,7 @@ def _thinned(readings: list[_Reading]) -> list[_Reading]:
 
 
 def _is_timed(record: TrialRecord) -> bool:
-    return None not in (record.started_at, record.energy_kwh, record.duration_s)
+    return None not in (record.span, record.energy_kwh)
 
 
 def _begin_s(record: TrialRecord) -> float:
@@ -165,12 +165,17 @@ class EndedTrials:
 
 
 def best_trial(data: StudyData) -> TrialRecord | None:
-    """Return the trial of the least emissions among those that meet the target."""
+    """Return the search's trial of the least emissions among those that meet the target.
+
+    Repeats don't count: the least of several runs of one configuration is the luckiest.
+    """
     target = data.config.target.at()
     meeting = [
         record
         for record in data.records
-        if record.meets(target) and record.emissions_kg_co2e is not None
+        if record.repeat_of is None
+        and record.meets(target)
+        and record.emissions_kg_co2e is not None
     ]
     return min(meeting, key=lambda record: record.emissions_kg_co2e or 0.0, default=None)
 
@@ -179,8 +184,9 @@ def last_trials(data: StudyData, count: int) -> list[TrialRecord]:
     """Return the trials that ended last, the latest first."""
 
     def ended_s(record: TrialRecord) -> float:
-        seconds = record.duration_s.total if record.duration_s else 0.0
-        return (_begin_s(record) if record.started_at else 0.0) + seconds
+        if record.span is not None:
+            return record.span[1].timestamp()
+        return _begin_s(record) if record.started_at else 0.0  # at the earliest
 
     ended = [record for record in data.records if record.state is not TrialState.RUNNING]
     return sorted(ended, key=lambda record: (ended_s(record), record.trial))[: -count - 1 : -1]

@@ -9,7 +9,7 @@ from small_studies import study, trial
 from carbonopt.analysis.pipeline_summary import PipelineSummary, handed_on, summarise
 from carbonopt.analysis.recommend import recommend
 from carbonopt.spec.pipeline_file import Pipeline, PipelineData, PipelineSession
-from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.study_data import SessionLedger, StudyData
 
 START = {"start": {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 2}}
 
@@ -75,6 +75,37 @@ def test_sums_are_those_of_the_steps():
     )
     assert summarise(closed).closure == pytest.approx((SFT.spent_kwh() + 1e-4) / 2e-2)
     assert summarise(closed).not_begun == ("dpo",) and not summarise(closed).met
+
+
+def test_killed_call_lasted_as_long_as_its_studies() -> None:
+    """The call stored its own duration when its second study began, 30 s after the first ended."""
+    first, second = (
+        SessionLedger(started_at=f"2026-01-01T{at}Z", duration_s=duration_s)
+        for at, duration_s in (("00:00:10", 100.0), ("00:02:20", 7000.0))
+    )
+    call = PipelineSession(started_at="2026-01-01T00:00:00Z", duration_s=140.0)
+    studies = {
+        "sft": SFT.model_copy(update={"sessions": (first,)}),
+        "dpo": DPO.model_copy(update={"sessions": (second,)}),
+    }
+    summary = summarise(PipelineData(pipeline=pipeline(), studies=studies, sessions=(call,)))
+    assert [study.duration_s for study in summary.spent] == [100.0, 7000.0]
+    assert summary.duration_s == pytest.approx(7140.0)
+
+
+def test_each_study_is_priced_at_its_own_intensity() -> None:
+    """A study keeps the intensity that it began with; another CodeCarbon can have a new one."""
+    provenance = DPO.provenance
+    intensity = provenance.intensity
+    cleaner = intensity.model_copy(update={"g_co2e_per_kwh": intensity.g_co2e_per_kwh / 2})
+    own = provenance.model_copy(update={"intensity": cleaner})
+    later = DPO.model_copy(update={"provenance": own})
+    summary = summarise(
+        PipelineData(pipeline=pipeline(), studies={"sft": SFT, "dpo": later}, sessions=(session(),))
+    )
+    between_kg = SFT.emissions_kg_co2e(1e-4)
+    parts = [*(study.emissions_kg_co2e for study in summary.spent), between_kg]
+    assert summary.emissions_kg_co2e == pytest.approx(math.fsum(parts))
 
 
 def test_the_path_with_the_least_emissions_is_the_first():

@@ -56,7 +56,8 @@ def test_no_minute_is_a_cleaner_start_than_the_one_that_is_taken(seed: int) -> N
     taken = by_minute(rates, allowed, allowed.index(round(at)), needed)
     assert at == pytest.approx(round(at), abs=1e-6) and start.in_time
     assert taken == pytest.approx(min(costs), rel=1e-9)
-    assert start.saving == pytest.approx(max(0.0, 1 - taken / costs[0]), abs=1e-9)
+    at_once = by_minute(rates, list(range(60 * span)), 0, needed)
+    assert start.saving == pytest.approx(1 - taken / at_once, abs=1e-9), "against a start now"
     assert round(at) == allowed[0] or taken < costs[0]
 
 

@@ -400,6 +400,26 @@ RATES = st.lists(
 ).map(tuple)
 
 
+def test_mean_energy_of_repeated_runs_is_spread_over_their_mean_duration() -> None:
+    """2.25 kg in an hour and 6.75 in three: the mean run takes two hours from the first one on."""
+    data = study((100.0, 300.0, 900.0))
+    first = data.records[1]
+    slower = first.model_copy(
+        update={
+            "trial": 2,
+            "repeat_of": 1,
+            "seed": 1,
+            "emissions_kg_co2e": 6.75,
+            "energy_kwh": Energy(train=9.0, setup=0.0, eval=0.0, total=9.0),
+            "duration_s": Durations(train=3 * 3600, setup=0.0, eval=0.0, total=3 * 3600),
+        }
+    )
+    repriced = priced(data.model_copy(update={"records": (*data.records, slower)}))
+    assert (repriced.energy_kwh, repriced.duration_s) == (6.0, 2 * 3600)
+    assert repriced.starts.lowest.g_co2e_per_kwh == 200.0
+    assert repriced.starts.hours == 2
+
+
 @given(RATES, st.one_of(st.integers(1, 60), st.integers(1, 400), st.sampled_from([60, 120, 1440])))
 def test_starts_at_every_hour_are_those_done_by_the_minute(rates, run_min):
     means = [by_the_minute(rates, 60 * hour, run_min) for hour in range(len(rates))]

@@ -165,6 +165,26 @@ def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
         assert words in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("budget", "objective", "most", "also"),
+    [
+        ({"hours": 2}, "all", "1.4 kWh in GPUs", True),  # of 700 W; the CPU counts, too
+        ({"hours": 2}, "gpu", "1.4 kWh in GPUs", False),
+        ({"hours": 2, "energy_kwh": 1}, "all", "1 kWh", False),
+        ({"emissions_kg_co2e": 1}, "all", "2 kWh", False),
+    ],
+)
+def test_check_says_what_its_most_energy_leaves_out(
+    budget: dict, objective: str, most: str, also: bool, tiny_study: dict, write_study
+) -> None:
+    tiny_study |= {"budget": budget, "launch": {"gpus": [0]}}
+    tiny_study["carbon"]["objective"] = objective
+    lines = within("check", write_study(tiny_study)).stdout.splitlines()
+    (costs,) = (line.split(maxsplit=1)[1] for line in lines if line.startswith("  costs"))
+    assert costs.startswith(f"at most about {most}")
+    assert ("CPU and the RAM" in costs) is also and ("GPUs" in costs) is ("GPUs" in most)
+
+
 def test_check_says_what_a_script_is_run_with(
     tiny_study: dict, write_study, tmp_path: Path
 ) -> None:

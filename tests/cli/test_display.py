@@ -6,6 +6,7 @@ import pytest
 from small_studies import script_run, script_study, study, trial
 
 from carbonopt.cli.display import LiveDisplay, print_tables
+from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.report.comparison_report import StudiesView, compared
 from carbonopt.report.study_view import StudyView
@@ -66,6 +67,45 @@ def test_what_a_trial_reported_stays_while_its_time_goes_on(now: list[float]) ->
     display.still_running(kwh_from_joules(70.0))
     first, _, used = lines(display)
     assert "5.0 s" in first and "step 3/10" in first and "50.0 J" in first and "70.0 J" in used
+
+
+def test_what_is_left_is_counted_as_the_budget_counts_it(now: list[float]) -> None:
+    """After 8 hours of waiting; gaps and other workers' trials are in the energy, too."""
+    data = study(trial(0), raw={"budget": {"hours": 4, "energy_kwh": 5}})
+    display, spec = begun(data)
+    now[0] += 8 * 3600.0
+    display.used(0.5, 2.0)
+    display.trial_started(spec)
+    now[0] += 1800.0
+    display.still_running(1.0)
+    used = lines(display)[2]
+    assert "used: 1 h 00 min, 3.00 kWh" in used
+    assert "3 h 00 min left" in used and "2.00 kWh left" in used
+
+
+def test_trial_that_goes_on_from_its_checkpoint_counts_once(now: list[float]) -> None:
+    """Its record has the energy of both attempts, and its first attempt was not its end."""
+    data = study(trial(0, 2.0), raw={"budget": {"trials": 3}})
+    display, spec = begun(data)
+    crashed = {"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED}
+    first = data.records[0].model_copy(update=crashed)
+    display.trial_ended(first)
+    display.used(1.0, first.spent_kwh)
+    display.trial_started(spec)
+    display.still_running(0.5)
+    display.progress(7, 10, 2.4)
+    used = lines(display)[2]
+    assert f"{first.spent_kwh + 0.5:.2f} kWh" in used
+    assert "trial 1 of 3" in used and "left" not in used
+
+
+def test_the_best_so_far_is_no_lucky_repeat(now: list[float]) -> None:
+    data = study(trial(0, 2e-3), trial(1, 1e-3, repeat_of=0, seed=1))
+    display, spec = begun(data)
+    for record in data.records:
+        display.trial_ended(record)
+    display.trial_started(spec)
+    assert "best so far: trial 0" in lines(display)[1]
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 300])

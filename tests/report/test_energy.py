@@ -171,10 +171,11 @@ def test_tables_say_where_interrupted_attempts_are():
         "with its earlier attempts" in shown["by-state"]["note"]
         and "not in it" in shown["by-component"]["note"]
     )
+    assert "360 J" in shown["all-trials"]["note"], "the table's energies and times lack it"
     attempts, total = rows_of(shown["by-phase"])[-2:]
     assert (attempts["GPUs' part (kJ)"], total["GPUs' part (kJ)"]) == ("0.360", "12.2")
     shown = shown_of(gpu_study(on_gpu(0)))
-    assert not shown["by-state"].get("note") and not shown["by-component"].get("note")
+    assert not any(shown[key].get("note") for key in ("by-state", "by-component", "all-trials"))
 
 
 def test_the_same_joules_at_other_hours():

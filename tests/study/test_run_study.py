@@ -52,3 +52,28 @@ def test_a_preparation_that_ends_early_is_in_the_ledger(
     *_, session = StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read().sessions
     assert session.duration_s > 0
     assert session.unread_s == (0.0 if is_read else session.duration_s)
+
+
+def test_the_display_knows_what_the_study_has_used(tmp_path: Path) -> None:
+    """With its preparation and gaps, of earlier calls too, while trials run."""
+    used: list[tuple[float, float]] = []
+    running: list[float] = []
+
+    class Noting(Silent):
+        def used(self, hours: float, energy_kwh: float) -> None:
+            used.append((hours, energy_kwh))
+
+        def still_running(self, spent_kwh: float) -> None:
+            running.append(spent_kwh)
+
+    raw = study_over(write_table(tmp_path))
+    for trials in (2, 3):
+        checked = check(parse_study(raw | {"budget": {"trials": trials}}, "test"))
+        paths = StudyPaths(tmp_path)
+        data = run_study(Session(checked, "", paths, Noting(), Silent(), lambda: False))
+    assert len(used) == 3 and [hours for hours, _ in used] == sorted(hours for hours, _ in used)
+    *_, (hours, spent_kwh) = used
+    assert 3600 * hours >= data.sessions[0].duration_s
+    *_, last = data.records
+    assert spent_kwh == pytest.approx(data.spent_kwh() - last.spent_kwh, rel=1e-9)
+    assert 0 < running[-1] <= last.spent_kwh

@@ -13,6 +13,7 @@ from study.test_resume import go_on, read, start, wait_for, workers
 
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.remaining import mean_duration, remaining_time
+from carbonopt.analysis.waiting import waiting
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Durations, TrialState
 from carbonopt.spec.search_settings import Budget, Confirm
@@ -80,6 +81,36 @@ def test_outside_of_its_windows_no_trial_begins(tiny_study: dict) -> None:
     # two hours of trial don't fit in the last hour: the window of the next day begins too late
     start, said = planned(of, [trial(0, 1.0, **long)], now=NOW + 4 * HOUR)
     assert start is None and "no window" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("hours", "known", "saves"),
+    [
+        ("02:00-06:00", 4, 0.75),  # clean hours, and now it is not: 100 instead of 400 g
+        ("06:00-12:00", 4, 0.0),
+        ("02:00-06:00", None, None),  # how long it takes is not known, so neither are its hours
+    ],
+)
+def test_a_wait_saves_against_a_start_now_which_its_windows_forbid(
+    hours: str, known: int | None, saves: float | None, tiny_study: dict
+) -> None:
+    of = checked(tiny_study, trace(), hours=[hours], time_zone="UTC", finish_by="+24h")
+    remaining = None if known is None else known * HOUR
+    plan = StartSchedule(of, NOW, print).plan((), remaining, NOW, waits=False)
+    assert plan.expected_saving == (None if saves is None else pytest.approx(saves))
+    dirtier = NOW + 10 * HOUR  # at 04:00
+    plan = StartSchedule(of, NOW, print).plan((), remaining, dirtier, waits=False)
+    if hours == "06:00-12:00":
+        assert plan.expected_saving < 0, "the clean hours are forbidden"
+
+
+def test_windows_alone_say_nothing_of_emissions(tiny_study: dict) -> None:
+    of = checked(tiny_study, hours=["20:00-23:00"], time_zone="UTC")
+    plan = StartSchedule(of, NOW, print).plan((), 2 * HOUR, NOW, waits=False)
+    assert plan.expected_saving is None and plan.effect == ""
+    wait = Wait(started_at=NOW.isoformat(), duration_s=60, energy_kwh=0.1, expected_saving=None)
+    session = SessionLedger(started_at=NOW.isoformat(), duration_s=90, waits=(wait,))
+    assert waiting(study(sessions=(session,))).expected_saving is None
 
 
 def test_a_forecast_that_is_gone_lets_a_study_go_on(tiny_study: dict) -> None:

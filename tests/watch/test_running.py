@@ -124,6 +124,8 @@ def test_the_best_meets_the_target_with_the_least_emissions():
     data = study(trial(0, 3e-3), trial(1, 2e-3), trial(2, 1e-3, 9.0), ended=None)
     assert best_trial(data).trial == 1
     assert best_trial(study(trial(0, perplexity=9.0))) is None
+    lucky = trial(3, 1e-3, repeat_of=1, seed=1)
+    assert best_trial(data.model_copy(update={"records": (*data.records, lucky)})).trial == 1
 
 
 def test_the_last_trials_are_those_that_ended_last():
@@ -131,6 +133,15 @@ def test_the_last_trials_are_those_that_ended_last():
     second = timed(1, 10, 1, begun="2026-01-01T00:00:20+00:00")
     assert [record.trial for record in last_trials(study(first, second), 1)] == [0]
     assert [record.trial for record in last_trials(study(first, second), 5)] == [0, 1]
+
+
+def test_a_trial_that_went_on_has_no_power_at_a_time_of_day() -> None:
+    """Its durations are those of both attempts: it would seem to end 80 s from now."""
+    went_on = timed(0, 100, 1, begun="2026-01-01T00:00:20+00:00", continued_at_steps=(7,))
+    later = timed(1, 20, 1, begun="2026-01-01T00:00:40+00:00")
+    assert went_on.span is None and later.span is not None
+    assert PowerHistory.latest([went_on, later]) == [later]
+    assert [record.trial for record in last_trials(study(went_on, later), 1)] == [1]
 
 
 def test_ended_trials_are_looked_at_again_only_when_one_ends():

@@ -89,7 +89,20 @@ def section(study: StudyView) -> Section:
         "values_label": "meets the target of",
         "values": values,
     }
-    every = table(ALL_TRIALS, "Every trial", records, columns, long=True, filter=row_filter)
+    earlier_kwh = study.spent.earlier_attempts_kwh
+    lost = (
+        "Energies and times leave out what attempts that were interrupted had used in vain:"
+        f" {fmt.energy_text(earlier_kwh)}."
+    )
+    every = table(
+        ALL_TRIALS,
+        "Every trial",
+        records,
+        columns,
+        long=True,
+        filter=row_filter,
+        note=lost if earlier_kwh else "",
+    )
     notes = [Paragraph(text=text, style="note")] if (text := shared_settings(study)) else []
     return Section(key="trials", title="Every trial", blocks=(every, *notes))
 

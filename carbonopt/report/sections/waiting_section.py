@@ -1,13 +1,12 @@
 """The waits for the hours of the study's schedule: what they cost and what they saved."""
 
-from carbonopt.analysis.waiting import Waiting
 from carbonopt.core import format as fmt
 from carbonopt.core.units import human_duration
-from carbonopt.report.caveats import trials_text
 from carbonopt.report.document import Section, table, word
 from carbonopt.report.study_view import StudyView
 
 _NOT_COVERED = "not known yet: carbon.trace does not cover these hours"
+_WENT_ON = "not known: the hours of a trial that went on from a checkpoint are not stored"
 
 
 def section(study: StudyView) -> Section | None:
@@ -19,9 +18,9 @@ def section(study: StudyView) -> Section | None:
         ("Waited", human_duration(waited.waited_s)),
         ("First trial began", waited.first_start or "not yet"),
         ("Energy while it waited", f"{fmt.energy_text(waited.idle_kwh)} ({emissions})"),
-        ("Saving expected", fmt.percent_text(waited.expected_saving)),
-        ("Saving by the hours as they were", _share(waited, waited.realised_saving)),
-        ("The same, less the energy while it waited", _share(waited, waited.realised_net_saving)),
+        ("Saving expected as the first wait began", fmt.percent_text(waited.expected_saving)),
+        ("Saving by the hours as they were", _share(study, waited.realised_saving)),
+        ("The same, less the energy while it waited", _share(study, waited.realised_net_saving)),
     ]
     columns = [word("Of the waits", lambda row: row[0]), word("Value", lambda row: row[1])]
     note = (
@@ -37,8 +36,8 @@ def section(study: StudyView) -> Section | None:
     )
 
 
-def _share(waited: Waiting, saving: float | None) -> str:
-    if waited.continued_trials:
-        trials = trials_text(waited.continued_trials)
-        return f"not known: of {trials}, which went on from a checkpoint, only the last hours are"
-    return _NOT_COVERED if saving is None else fmt.percent_text(saving)
+def _share(study: StudyView, saving: float | None) -> str:
+    if saving is not None:
+        return fmt.percent_text(saving)
+    went_on = any(record.continued_at_steps for record in study.data.records)
+    return _WENT_ON if went_on else _NOT_COVERED

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -254,7 +254,4 @@ def _milliseconds(at: str | None) -> int | None:
 
 def _end_milliseconds(record: TrialRecord) -> int | None:
     """Return when a trial ended; None, which is now for MLflow, where it isn't known."""
-    if record.started_at is None or record.duration_s is None:
-        return None
-    took = timedelta(seconds=record.duration_s.total)
-    return _milliseconds((datetime.fromisoformat(record.started_at) + took).isoformat())
+    return None if record.span is None else _milliseconds(record.span[1].isoformat())
