@@ -43,7 +43,9 @@ class ComparedStudy(Frozen):
     spent_energy_kwh: float  # energy of the whole study, without PUE
     spent_emissions_kg_co2e: float  # emissions at the study's own intensity and PUE
     spent_common_emissions_kg_co2e: float
-    spent_duration_s: float  # duration of all calls of `carbonopt run`
+    # time in which a call of `carbonopt run` worked, without waits for the schedule's hours; None:
+    # a replay, whose runs used their energy at other times than its own
+    spent_duration_s: float | None
     ended: bool
 
 
@@ -159,7 +161,7 @@ def _compared(
         spent_energy_kwh=rec.study_energy_kwh,
         spent_emissions_kg_co2e=rec.study_emissions_kg_co2e,
         spent_common_emissions_kg_co2e=emissions_kg_co2e(rec.study_energy_kwh, *common),
-        spent_duration_s=wall_clock_s(data.sessions),
+        spent_duration_s=None if data.provenance.is_replay else wall_clock_s(data.sessions),
         ended=data.ended is not None,
     )
 

@@ -165,6 +165,8 @@ class SessionLedger(Frozen):
 
     started_at: str  # ISO 8601, UTC
     worker: str | None = None  # the worker's identity; None: a study from before workers had one
+    # whether it ended while it prepared the study, before the study was stored
+    before_study: bool = False
     duration_s: Finite = 0.0
     prepare_kwh: Finite = 0.0
     gap_kwh: Finite = 0.0  # of the phase GAP (see `core.states`)

@@ -6,15 +6,21 @@ A session is one worker's part of a call of `carbonopt run`; a call with several
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from carbonopt.analysis.remaining import remaining_time
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import now_utc
 from carbonopt.engines.engine import Engine
 from carbonopt.spec.study_data import SessionLedger, StudyData, Wait
-from carbonopt.storage.study_storage import Snapshot, StudyStorage
+from carbonopt.storage.study_storage import Snapshot
 from carbonopt.study.study_checks import CheckedStudy
+
+
+class SessionStore(Protocol):
+    """The interface of what stores sessions."""
+
+    def set_session(self, ledger: SessionLedger) -> None: ...
 
 
 class SessionAccount:
@@ -40,7 +46,7 @@ class SessionAccount:
     def duration_s(self) -> float:
         return time.monotonic() - self._began_s
 
-    def store(self, storage: StudyStorage) -> None:
+    def store(self, storage: SessionStore) -> None:
         """Store the ledger as it is now; the meter is in GAP or in one of a trial's phases."""
         meter = self._meter
         parts, outer = meter.parts_and_outer(Phase.PREPARE, Phase.GAP, Phase.OTHER)
@@ -59,7 +65,7 @@ class SessionAccount:
         self._ledger = self._ledger.model_copy(update=update)
         storage.set_session(self._ledger)
 
-    def store_unread(self, storage: StudyStorage) -> None:
+    def store_unread(self, storage: SessionStore) -> None:
         """Store for how long nothing was read, when the connection to a machine was lost.
 
         The other machines' energy of that time is missing, too: it was asked for together.
@@ -81,7 +87,7 @@ class SessionAccount:
         waited_s = sum(wait.duration_s for wait in self._ended_waits)
         return waited_s + (0.0 if self._wait is None else time.monotonic() - self._wait.began_s)
 
-    def begin_wait(self, storage: StudyStorage, expected_saving: float | None) -> None:
+    def begin_wait(self, storage: SessionStore, expected_saving: float | None) -> None:
         """Begin a wait for the hours of the schedule, unless one goes on already.
 
         Args:
@@ -94,7 +100,7 @@ class SessionAccount:
                 now_utc("milliseconds"), time.monotonic(), before_kwh, expected_saving
             )
 
-    def end_wait(self, storage: StudyStorage) -> None:
+    def end_wait(self, storage: SessionStore) -> None:
         if self._wait is not None:
             self.store(storage)
             self._wait, self._ended_waits = None, self._ledger.waits

@@ -12,12 +12,13 @@ from carbonopt.core.trial import Phase
 from carbonopt.engines.engine import own_meter
 from carbonopt.spec.study_data import InputFile, StudyData
 from carbonopt.spec.trial_spec import Prepared
+from carbonopt.storage.early_sessions import EarlySessions
 from carbonopt.storage.locked_storage import STUDY_S, Patience
 from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 from carbonopt.storage.study_storage import StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, has_storage, remember_storage, storage_url
 from carbonopt.storage.workers import Lease, leased, living
-from carbonopt.study.account import SessionAccount
+from carbonopt.study.account import SessionAccount, SessionStore
 from carbonopt.study.input_files import input_files, with_sha256, workload_fingerprint
 from carbonopt.study.resume import (
     LEAD,
@@ -95,13 +96,15 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
         account = _begin_engine(session, inputs, lease, prepares=not joins)
     # Hashed after the meter has begun, so that the energy of it is measured as preparation.
     inputs = with_sha256(inputs, session.interrupted)
-    with contextlib.nullcontext() if stored is None else _stored_afterwards(account, stored):
+    early = EarlySessions(paths.early_sessions)
+    with _stored_afterwards(account, stored or early):
         session, prepared = _prepare(session)
     lease.renew()
     provenance = provenance_of(session.checked, prepared, session.study_file)
     session.before_measuring()
     remember_storage(paths, session.url, name)
     stored = note_study(database, stored, session.checked, lease, provenance, prepared, inputs)
+    early.move_to(stored)
     try:
         TrialLoop(session, lease, account, stored, prepared).run(inputs)
     except MachineLost:
@@ -111,7 +114,7 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
 
 
 @contextlib.contextmanager
-def _stored_afterwards(account: SessionAccount, stored: StudyStorage) -> Iterator[None]:
+def _stored_afterwards(account: SessionAccount, stored: SessionStore) -> Iterator[None]:
     """Store what this part of a call used, however it ends: it is the study's, too."""
     try:
         yield

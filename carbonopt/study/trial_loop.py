@@ -92,7 +92,8 @@ class TrialLoop:
         data = self.storage.read()
         self.hours_before = wall_clock_s(data.sessions, until=now) / 3600
         self.budget = StudyBudget(self.checked, self.account, self.hours_before)
-        calls = [self.account.started_at, *(session.started_at for session in data.sessions)]
+        begun = [session.started_at for session in data.sessions if not session.before_study]
+        calls = [self.account.started_at, *begun]
         self.schedule = StartSchedule(
             self.checked, datetime.fromisoformat(min(calls)), self.display.warn
         )

@@ -82,6 +82,13 @@ def test_what_a_study_spent_is_all_of_it():
     assert spent[1].spent_emissions_kg_co2e == pytest.approx(4 * spent[0].spent_emissions_kg_co2e)
 
 
+def test_a_replay_has_no_time_of_what_was_recorded() -> None:
+    """Its calls took seconds, in which the recorded runs used nothing."""
+    replayed, trained = compared(a=study(trial(0), raw=REPLAY), b=study(trial(0))).studies
+    assert (replayed.spent_duration_s, trained.spent_duration_s) == (None, 70.0)
+    assert replayed.spent_energy_kwh > 0
+
+
 def test_a_repeated_configuration_stands_at_its_means():
     again = trial(1, 3e-3, 4.0, repeat_of=0, seed=4, params={"learning_rate": 1e-3})
     (repeated, _) = compared(a=study(trial(0), again), b=study(trial(0))).studies

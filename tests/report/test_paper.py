@@ -29,6 +29,7 @@ from small_studies import (
 from carbonopt import __version__
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import TrialState
+from carbonopt.core.units import human_duration
 from carbonopt.report.assemble import whole
 from carbonopt.report.document import Document
 from carbonopt.report.paper.paper_files import paper_files
@@ -298,6 +299,16 @@ def test_a_paper_gives_its_reader_no_orders(name: str) -> None:
 
 
 @needs_latex
+def test_the_statement_of_a_replay_claims_no_time_that_the_table_lacks() -> None:
+    """A table has the time of steps alone: not that of start-up, evaluations or pauses."""
+    files, study, _ = paper_of("replay")
+    took = study.record(study.recommendation.trial).duration_s
+    assert took.total > took.train
+    said = " ".join(files["statement.tex"].decode().replace("~", " ").split())
+    assert f"in {human_duration(took.train)} of training." in said
+    assert "start-up" not in said and "pauses" not in said
+
+
 def test_the_statement_has_one_heading(tmp_path: Path) -> None:
     for file, content in paper_of("three seeds")[0].items():
         (tmp_path / file).write_bytes(content)

@@ -54,6 +54,32 @@ def test_a_preparation_that_ends_early_is_in_the_ledger(
     assert session.unread_s == (0.0 if is_read else session.duration_s)
 
 
+def test_calls_that_ended_before_the_study_are_its_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have prepared is used by the call that begins the study."""
+    raw = study_over(write_table(tmp_path)) | {"budget": {"trials": 1}}
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    def prepare(interrupted: object) -> None:
+        raise StudyInterrupted("asked")
+
+    for _ in range(2):
+        checked = check(parse_study(raw, "test"))
+        monkeypatch.setattr(checked.engine, "prepare", prepare)
+        with pytest.raises(StudyInterrupted):
+            called(checked, folder)
+    assert StudyPaths(folder).foreign_files() == []
+    data = called(check(parse_study(raw, "test")), folder)
+    assert [session.before_study for session in data.sessions] == [True, True, False]
+    assert all(session.duration_s > 0 for session in data.sessions)
+    assert len({session.worker for session in data.sessions}) == 3
+    assert not StudyPaths(folder).early_sessions.exists()
+    again = called(check(parse_study(raw | {"budget": {"trials": 2}}, "test")), folder)
+    assert len(again.sessions) == 4
+
+
 def test_the_display_knows_what_the_study_has_used(tmp_path: Path) -> None:
     """With its preparation and gaps, of earlier calls too, while trials run."""
     used: list[tuple[float, float]] = []

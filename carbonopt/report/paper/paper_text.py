@@ -97,12 +97,14 @@ def statement(study: StudyView, document: Document) -> str:
     """
     data, rec = study.data, study.recommendation
     record, known = study.record(rec.trial), data.provenance.energy_source
+    run = None if record is None else record.duration_s
+    replayed = data.provenance.is_replay  # recorded runs have the time of their steps alone
     counted = [name for name in COMPONENTS if is_counted(data, name)]
     return _rendered(
         "statement.tex",
         study,
-        replayed=data.provenance.is_replay,
-        run_took=human_duration(record.duration_s.total) if record and record.duration_s else None,
+        replayed=replayed,
+        run_took=None if run is None else human_duration(run.train if replayed else run.total),
         confirmed=rec.confidence is None or rec.confidence.confirmed,
         seeds=rec.confidence.seeds if rec.confidence else 1,
         trials=trials_text(rec),

@@ -88,7 +88,12 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
     untold = (
         "The script does not tell its phases: its start-up and evaluations are in its training."
     )
+    unrecorded = (
+        "Recorded runs have the energy of training and evaluation alone: what is 0 here was not"
+        " recorded."
+    )
     by_phase_note = untold if counts_whole_processes(data) else ""
+    by_phase_note = unrecorded if data.provenance.is_replay else by_phase_note
     rows = [*_phase_rows(study), whole]
     yield table(
         "by-phase",

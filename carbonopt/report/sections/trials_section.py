@@ -89,22 +89,21 @@ def section(study: StudyView) -> Section:
         "values_label": "meets the target of",
         "values": values,
     }
+    shown = {"long": True, "filter": row_filter, "note": _left_out(study)}
+    every = table(ALL_TRIALS, "Every trial", records, columns, **shown)
+    notes = [Paragraph(text=text, style="note")] if (text := shared_settings(study)) else []
+    return Section(key="trials", title="Every trial", blocks=(every, *notes))
+
+
+def _left_out(study: StudyView) -> str:
+    """Say what interrupted attempts used; empty if there were none."""
     earlier_kwh = study.spent.earlier_attempts_kwh
-    lost = (
+    if not earlier_kwh:
+        return ""
+    return (
         "Energies and times leave out what attempts that were interrupted had used in vain:"
         f" {fmt.energy_text(earlier_kwh)}."
     )
-    every = table(
-        ALL_TRIALS,
-        "Every trial",
-        records,
-        columns,
-        long=True,
-        filter=row_filter,
-        note=lost if earlier_kwh else "",
-    )
-    notes = [Paragraph(text=text, style="note")] if (text := shared_settings(study)) else []
-    return Section(key="trials", title="Every trial", blocks=(every, *notes))
 
 
 def shared_settings(study: StudyView) -> str:
