@@ -60,6 +60,14 @@ def row(batch: int, rate: float, epochs: float, micro: int) -> dict:
 TABLE = [row(*combination) for combination in itertools.product(BATCHES, RATES, EPOCHS, MICROS)]
 HALF = [run for run in TABLE if run["params"]["micro_batch_size_per_gpu"] == MICROS[-1]]
 
+TABLES = Path(__file__).parents[2] / "reports" / "search" / "tables"
+
+
+def is_of_the_grid(params: dict) -> bool:
+    """Whether a run of the table of exact matches is of the grid that it has in full."""
+    of_grid = params["global_batch_size"] != 16 and params["epochs"] != 2
+    return of_grid and params["learning_rate"] < 5e-3
+
 
 def final(run: dict) -> float:
     return run["evals"][-1]["nll"]
@@ -180,6 +188,18 @@ def test_a_target_that_nothing_meets_ends_with_what_came_closest(tmp_path: Path)
     assert data.ended == "converged: no configuration is expected to meet the target"
     assert recommendation.closest is not None
     assert len(data.records) < len(TABLE)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_target_far_from_the_first_trial_is_not_given_up(seed: int, tmp_path: Path) -> None:
+    """The first trial of this recorded table has few exact matches, and another one 97 %."""
+    lines = (TABLES / "library-exact-match.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if is_of_the_grid(row["params"])]
+    study = Replayed(tmp_path, rows, seed=seed)
+    study.study["target"] = {"exact_match": 0.97}
+    study.study["budget"] = {"until": "converged"}
+    data = study.run()
+    assert recommend(data).met, data.ended
 
 
 def test_a_single_configuration_is_run_once_to_its_end(tmp_path: Path) -> None:

@@ -364,6 +364,18 @@ def test_report_names_what_went_on() -> None:
     assert [each.key for each in caveats_of(script_study(run))] == ["continued_script"]
 
 
+@pytest.mark.parametrize("of_script", [True, False])
+def test_report_says_that_lost_steps_may_have_stopped_a_scripts_trial(of_script: bool) -> None:
+    capped = {"state": TrialState.PRUNED, "stop_reason": StopReason.CAP}
+    changes = {**capped, "continued_at_steps": (40,), "attempt": 2}
+    if of_script:
+        data = script_study(script_run(0, 30.0), script_run(1, 30.0, **changes))
+    else:
+        data = small_study(small_trial(0), small_trial(1, **changes))
+    told = {each.key: each.numbers for each in caveats_of(data)}
+    assert told.get("continued_script_pruned") == ({"trials": [1]} if of_script else None)
+
+
 def caveats_of(data: StudyData) -> list[Caveat]:
     told = trial_conduct_section.caveats(StudyView(data))
     return [each for each in told if each.key.startswith("continued")]

@@ -63,6 +63,10 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
             trials=[record.trial for record in continued],
             kwh=math.fsum(record.earlier_attempts_energy_kwh for record in continued),
         )
+    # A script's lost steps count as the trial's, and so towards its cap.
+    capped = [record.trial for record in continued if record.stop_reason is StopReason.CAP]
+    if capped and study.data.config.is_script and study.recommendation.met:
+        yield study.caveat("continued_script_pruned", trials=capped)
     misplanned = [
         record
         for record in study.data.records
