@@ -139,14 +139,8 @@ def influence(
     # values.
     drawn = np.sort(np.random.default_rng(seed).permutation(len(complete))[:MOST_TRIALS])
     records = [complete[index][0] for index in drawn]
+    points = np.array([complete[index][1] for index in drawn]).reshape(-1, 2)
     space, quality = data.config.search.space, data.config.quality
-    # What differs by rounding alone is no effect of a parameter.
-    points = np.array(
-        [
-            (emissions_kg, quality.rank(quality.rank_to_rounding(value)))
-            for emissions_kg, value in (complete[index][1] for index in drawn)
-        ]
-    ).reshape(-1, 2)
     columns = [
         _column(name, domain, tried)
         for name, domain in space.free().items()
@@ -165,7 +159,10 @@ def influence(
             "repeats": repeats,
         }
         learned_from["left_out"] = len(complete) - len(records)
-        if not enough or not columns or np.ptp(outcome) == 0:
+        # Qualities that differ by rounding alone show no effect of a parameter.
+        of_quality = objective == quality.name
+        rounded = {quality.rank_to_rounding(value) if of_quality else value for value in values}
+        if not enough or not columns or len(rounded) == 1:
             results.append(NotKnown(**learned_from, needed=2 if enough else needed))
         else:
             learned = _learn(columns, outcome, log, seed, resamples)
