@@ -98,6 +98,7 @@ class Simple:
     words: tuple[str, ...]  # words without its assignments, placeholders marked
     # names and values of the variables that are assigned before it
     assignments: tuple[tuple[str, str], ...]
+    inputs: tuple[str, ...]  # files that it has as its standard input
     outputs: tuple[str, ...]  # files to which its standard output goes
 
     @property
@@ -250,6 +251,17 @@ class Command:
         """
         return not _MARKED.search(word) and not (self.needs_shell and re.search("[$`*?]", word))
 
+    def known_text(self, word: str) -> str:
+        """Return a word as far as it is known before a trial, for the search of files in it.
+
+        It is empty if a shell variable or a placeholder makes it another word, but not if it is the
+        code that `bash -c` or `python -c` runs: there a placeholder is 0.
+        """
+        if re.search(r"\s", word):
+            return _MARKED.sub("0", word)
+        is_known = not _MARKED.search(word) and not (self.needs_shell and re.search("[$`]", word))
+        return word if is_known else ""
+
     @property
     def _is_of_lines(self) -> bool:
         """True if the end of a line ends a command, as it does if anything else needs a shell.
@@ -306,6 +318,7 @@ def _with_texts(marked: str, texts: Sequence[str]) -> str:
 def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
     words: list[str] = []
     assignments: list[tuple[str, str]] = []
+    inputs: list[str] = []
     outputs: list[str] = []
     redirection = ""
     for token in tokens:
@@ -318,12 +331,14 @@ def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
                 redirection == ">&" and text != "2"
             ):
                 outputs += [text] if text not in ("/dev/stdout", "/dev/stderr") else []
+            elif redirection in ("<", "0<"):
+                inputs.append(text)
             redirection = ""
         elif not words and (assigned := _ASSIGNMENT.match(text)):
             assignments.append((assigned[0].rstrip("+="), text[assigned.end() :]))
         else:
             words.append(text)
-    return Simple(tuple(words), tuple(assignments), tuple(outputs))
+    return Simple(tuple(words), tuple(assignments), tuple(inputs), tuple(outputs))
 
 
 def _unquoted(word: str) -> str:
