@@ -40,6 +40,9 @@ _OF_SHELLS = (
     *("if", "for", "while", "until", "case", "function", "[[", "!"),
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_DOCUMENT = re.compile("(?<!<)<<(?!<)")
+# what a # follows where it begins a comment
+_BEFORE_COMMENTS = (*" \t\r\n;&|()", "\\\n")
 _FORM = re.compile(r"[-+#0-9,_.]*[deEfFgG%]")
 # text that a shell leaves unchanged, within quotes and without
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%-]+")
@@ -309,6 +312,32 @@ class Command:
             filled.append(" " if sign == "\n" and not quote and not self._is_of_lines else sign)
             place += 1
         return "".join(filled)
+
+
+def without_comments(text: str) -> str:
+    """Return a command without a shell's comments.
+
+    A placeholder in one has no effect, and where lines are joined, one would hide the lines after
+    it. A document in the command (<<EOF) has no comments of the shell's.
+    """
+    if _DOCUMENT.search(text):
+        return text
+    kept: list[str] = []
+    quote, place = "", 0
+    while place < len(text):
+        sign = text[place]
+        if sign == "\\" and quote != "'":
+            kept.append(text[place : place + 2])
+            place += 2
+            continue
+        if sign in "'\"" and quote in ("", sign):
+            quote = "" if quote else sign
+        if sign == "#" and not quote and (not kept or kept[-1] in _BEFORE_COMMENTS):
+            place = text.find("\n", place) if "\n" in text[place:] else len(text)
+            continue
+        kept.append(sign)
+        place += 1
+    return "".join(kept)
 
 
 def _with_texts(marked: str, texts: Sequence[str]) -> str:
