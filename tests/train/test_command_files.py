@@ -242,6 +242,16 @@ def test_what_a_line_of_shell_reads(
     assert {path.name for path in files.named} == named
 
 
+def test_a_file_in_an_added_folder_has_one_path(tmp_path: Path) -> None:
+    added = "sys.path.append(os.path.join(os.path.dirname(__file__), '..', 'lib'))"
+    text = f"import os, sys\n{added}\nimport base"
+    files = CommandFiles.of(
+        [["python", "run/train.py"]],
+        written(tmp_path, {"run/train.py": text, "lib/base.py": ""}),
+    )
+    assert files.program == [tmp_path / "run/train.py", tmp_path / "lib/base.py"]
+
+
 def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
     files = {"train.py": "import a", "a.py": "import b", "b.py": "import a, train"}
     assert found("python train.py", written(tmp_path, files))[0] == set(files)

@@ -139,7 +139,8 @@ class CommandFiles:
             found = list(ast.walk(ast.parse(source)))
         except (SyntaxError, ValueError, RecursionError):
             return  # it imports nothing; whether it has to run is not checked here
-        roots = [*roots, *(self.folder / text for text in _added_paths(found, path))]
+        added = (self.folder / text for text in _added_paths(found, path))
+        roots = [*roots, *(Path(os.path.normpath(folder)) for folder in added)]
         for node in found:
             for name in _imported(node):
                 self._add_module(name, roots)
