@@ -552,7 +552,8 @@ REFUSED = {
     "a folder that is not there": ("{x}", {"x": 1}, {"before": "cd nowhere && "}, "no folder"),
     "conda": ("{x}", {"x": 1}, {"before": "conda activate me && "}, "conda run"),
     "a placeholder in a comment": ("{x} # --y {y}", {"x": 1, "y": {"choices": [1, 2]}}, {}, "none for y"),
-    "lines of a shell": ("{x} | cat\n  --y 1", {"x": 1}, {}, "backslash"),
+    "lines of a shell": ("{x} | cat\n  --y 1", {"x": 1}, {}, "^workload.command: .*backslash"),
+    "a line of input alone": ("{x}\n  < c.yaml", {"x": 1}, {}, "^workload.command: .*a program"),
 }  # fmt: skip
 
 

@@ -218,7 +218,7 @@ class Command:
         """Raise BadInput for a line that a shell would run by itself although it continues another.
 
         A line that begins with - or + continues the line before, which must then end with a
-        backslash. A command that ends with &, or whose last line only sets a variable, is refused
+        backslash. A command that ends with &, or whose last line has no program, is refused
         as well.
         """
         if not self._is_of_lines:
@@ -240,7 +240,7 @@ class Command:
             )
         if self.simple and not self.simple[-1].words:
             raise BadInput(
-                "its last line only sets a variable; end the line before it with a backslash."
+                "its last line must have a program; end the line before it with a backslash."
             )
 
     def of(self, word: str) -> list[Placeholder]:
