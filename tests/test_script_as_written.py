@@ -551,7 +551,9 @@ REFUSED = {
     "GPUs in the command": ("{x}", {"x": 1}, {"before": "CUDA_VISIBLE_DEVICES=1 "}, "CUDA_VISIBLE_DEVICES"),
     "a folder that is not there": ("{x}", {"x": 1}, {"before": "cd nowhere && "}, "no folder"),
     "conda": ("{x}", {"x": 1}, {"before": "conda activate me && "}, "conda run"),
-    "lines of a shell": ("{x} | cat\n  --y 1", {"x": 1}, {}, "backslash"),
+    "a placeholder in a comment": ("{x} # --y {y}", {"x": 1, "y": {"choices": [1, 2]}}, {}, "none for y"),
+    "lines of a shell": ("{x} | cat\n  --y 1", {"x": 1}, {}, "^workload.command: .*backslash"),
+    "a line of input alone": ("{x}\n  < c.yaml", {"x": 1}, {}, "^workload.command: .*a program"),
 }  # fmt: skip
 
 
@@ -591,6 +593,7 @@ RUNS = {
     "a flag of argparse's": ("{shuffle}", {"space": {"shuffle": {"choices": ["--shuffle", "--no-shuffle"]}}}),
     "the output is copied": ("{x} 2>&1 | tee log.txt", {}),
     "a folder before": ("{x}", {"before": "cd . && "}),
+    "a comment before": ("{x}", {"before": "# it's mine\n"}),
 }  # fmt: skip
 
 
@@ -600,6 +603,13 @@ def test_what_works_is_not_refused(runs: str, tmp_path: Path) -> None:
     changes = dict(given)
     space = changes.pop("space", {"x": {"choices": [1, 2]}})
     checked(tmp_path, f"{changes.pop('before', '')}python train.py {words}", space, **changes)
+
+
+def test_a_comment_hides_no_line(tmp_path: Path) -> None:
+    command = "# it's mine\npython train.py  # --z 1\n  --x {x}"
+    workload = checked(tmp_path, command, {"x": 1}).config.workload
+    script = Script(ScriptWorkload(command=workload.command, folder=str(tmp_path)))
+    assert script.command.argv({"x": 1}) == ["python", "train.py", "--x", "1"]
 
 
 NOTES = {

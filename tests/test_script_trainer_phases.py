@@ -84,6 +84,18 @@ def test_evaluations_and_checkpoints_are_no_training(case: str, tmp_path: Path) 
     assert record.value == pytest.approx(0.5), "of the training's own last evaluation"
 
 
+def test_an_evaluation_by_an_earlier_callback_takes_no_step_with_it(tmp_path: Path) -> None:
+    text = script().replace(
+        "    state.global_step = step\n",
+        "    hooks.on_optimizer_step(args, state, control)\n"
+        "    state.global_step = step\n"
+        "    evaluated('')\n",
+    )
+    record = timed(text.replace("EVALUATES = True", "EVALUATES = False"), tmp_path)
+    assert_seconds(record, {"train": 0.8, "evaluation": 2.0, "after": 0.5})
+    assert [point.step for point in record.evals] == [1, 2, 3, 4]
+
+
 def test_without_evaluations_while_it_trains_the_first_one_after_it_counts(tmp_path: Path) -> None:
     record = timed(script(EVALUATES=False, LATER=("", "b_")), tmp_path)
     assert (record.state, record.value, record.evals[-1].step) == (

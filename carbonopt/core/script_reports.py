@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,7 +146,8 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reporte
             )
         return values
 
-    for line in reversed(said.splitlines()):
+    # splitlines would end a line within a text, too, at signs that JSON allows there
+    for line in reversed(re.split(r"[\r\n]+", said)):
         text = line.removeprefix("\ufeff").strip()
         if not text.startswith("{"):
             continue

@@ -214,7 +214,9 @@ def read_table(path: Path, quality: Quality) -> list[RecordedRun]:
     """
     runs: list[RecordedRun] = []
     numbers: dict[tuple[Any, ...], int] = {}  # line numbers by configuration and seed
-    for number, line in enumerate(read_text(path, "launch.table", _MAX_MIB).splitlines(), start=1):
+    # splitlines would end a line within a text, too, at signs that JSON allows there
+    lines = read_text(path, "launch.table", _MAX_MIB).split("\n")
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"launch.table: line {number} of {path}"

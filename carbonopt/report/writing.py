@@ -1,6 +1,5 @@
 """The report of a study, of several studies or of a pipeline, written as files."""
 
-import json
 import os
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +13,8 @@ from carbonopt.core.files import (
     PIPELINE_JSON,
     REPORT_JSON,
     existing_parent,
+    parsed_json,
+    read_text,
     replaced,
     write_bytes,
 )
@@ -32,6 +33,7 @@ from carbonopt.report.standards import standard_files
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
 
+_MAX_MIB = 1024  # of a report's data, which grow with the study's trials
 INDEX, MARKDOWN, COMPARISON = "index.html", "report.md", "comparison.md"
 DATA_FOLDER, PAPER_FOLDER, WINNER_FOLDER = str(REPORT_JSON.parent), "paper", "winner"
 STANDARDS_FOLDER = f"{DATA_FOLDER}/standards"
@@ -204,9 +206,9 @@ def _name_and_begin(folder: Path) -> tuple[str | None, str | None]:
     alone.
     """
     try:
-        content = json.loads((folder / REPORT_JSON).read_bytes())
+        content = parsed_json(read_text(folder / REPORT_JSON, "the report", _MAX_MIB))
         # Older reports hold the name alone.
         study = content.get("study") or {"name": content["shown"]["name"]}
         return str(study["name"]), None if study.get("began") is None else str(study["began"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (BadInput, ValueError, LookupError, TypeError, AttributeError):
         return None, None

@@ -46,9 +46,15 @@ class _TrainerHooks:
         if getattr(args, "eval_on_start", False):
             self.run.enter(Phase.EVAL, Stage.EVALUATION)
 
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count the step, before a callback that comes earlier can evaluate when the step ends."""
+        assert self.run is not None
+        self.run.step(state.global_step + 1)  # the Trainer counts it after this
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         assert self.run is not None
-        self.run.step(state.global_step)
+        if state.global_step > self.run.steps:  # a trainer or a version without the hook above
+            self.run.step(state.global_step)
         self.before_pause(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

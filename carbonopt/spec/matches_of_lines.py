@@ -63,16 +63,18 @@ def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
     has_step = "step" in expression.groupindex
     found: list[tuple[Value | None, Value]] = []
     # universal newlines: a progress bar's \r ends a line, too
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
         for whole_line in lines:
-            line = whole_line[:LONGEST_LINE].rstrip("\n")
+            # With what follows, so that a number which the end cuts is not taken for another one.
+            line = whole_line[: LONGEST_LINE + _LOOKED_AT].rstrip("\n")
             matches = [
                 (match, _whole(match, group))
-                for match in expression.finditer(line)
+                for match in expression.finditer(line, 0, LONGEST_LINE)
                 if match[group] is not None
             ]
             if not matches and _NOT_FINITE.search(line):
-                others = expression.finditer(_NOT_FINITE.sub(_IN_ITS_PLACE, line))
+                replaced = _NOT_FINITE.sub(_IN_ITS_PLACE, line[:LONGEST_LINE])
+                others = expression.finditer(replaced)
                 matches = [
                     (match, "nan")
                     for match in others

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from carbonopt.core.files import parsed_json
+from carbonopt.core.errors import BadInput
+from carbonopt.core.files import parsed_json, read_text
 from carbonopt.spec.trial_spec import Prepared
 
 
@@ -22,7 +23,7 @@ class PreparedFolder:
         self.summary = self.root / "prepared.json"
 
     def read_summary(self) -> Prepared:
-        return Prepared(**parsed_json(self.summary.read_text(encoding="utf-8")))
+        return Prepared(**parsed_json(read_text(self.summary, "the prepared data's summary", 64)))
 
     def made_for(self, fingerprint: str) -> Prepared | None:
         """Return the summary if this folder was made for a workload; None if not.
@@ -34,7 +35,7 @@ class PreparedFolder:
             whole = all(
                 (self.root / name).stat().st_size == size for name, size in summary.files.items()
             )
-        except (OSError, ValueError, TypeError):
+        except (BadInput, OSError, ValueError, TypeError):
             return None
         return summary if summary.fingerprint == fingerprint and whole else None
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from carbonopt.core.errors import BadInput, shortened
-from carbonopt.core.files import is_there, parsed_json, read_text, write_json
+from carbonopt.core.files import check_regular, is_there, parsed_json, read_text, write_json
 from carbonopt.storage.locked_storage import Patience, sqlite_arguments
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.reconnecting_storage import ReconnectingStorage
@@ -28,6 +28,7 @@ RESTORE = "restore it from a copy"
 _DAMAGE = {0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 # SQLite's errors of a read-only connection where a killed process has left a transaction half done.
 _HALF_WRITTEN = (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY)
+_BESIDE = ("-journal", "-wal", "-shm")  # ends of the names of SQLite's files beside a database
 # Parts of the databases' messages about a table that another command is making.
 _MADE_MEANWHILE = ("already exists", "database is locked", "database schema is locked")
 # SQLite's answers where a file system is full, has a quota, or fails.
@@ -279,6 +280,8 @@ def _check_sqlite(
             "permission denied; ask its owner for a copy" if file.is_file() else "it is not a file"
         )
         raise BadInput(f"{what} can't be read: {why}.")
+    for suffix in _BESIDE:
+        check_regular(Path(f"{os.path.realpath(file)}{suffix}"))  # SQLite would wait for a pipe
     try:
         # Not opened read-only by a command that may write: if a process was killed while it wrote,
         # opening must undo its transaction.

@@ -131,14 +131,20 @@ def _may_be_read(file: Path, before: os.stat_result) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and its subfolders, the nearest first.
+    """Yield the files of a folder and its subfolders, the nearest first, each folder once.
 
-    Caches, hidden files and the folders of studies are left out.
+    Links are followed: a folder of checkpoints is often one to a larger disk. Caches, hidden files
+    and the folders of studies are left out.
     """
     waiting, left = [folder], _MOST_FILES
+    seen: set[str] = set()
     while waiting:
+        inside = waiting.pop(0)
+        if (real := os.path.realpath(inside)) in seen:
+            continue
+        seen.add(real)
         try:
-            entries = sorted(os.scandir(waiting.pop(0)), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(inside), key=lambda entry: entry.name)
         except OSError:  # this user may not read the folder
             continue
         if any(entry.name in _OF_STUDIES for entry in entries):
@@ -148,10 +154,11 @@ def _files(folder: Path) -> Iterator[Path]:
                 continue
             if (left := left - 1) < 0:
                 return
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(Path(entry.path))
-            elif entry.is_file(follow_symlinks=False):
-                yield Path(entry.path)
+            with contextlib.suppress(OSError):  # a link to itself
+                if entry.is_dir():
+                    waiting.append(Path(entry.path))
+                elif entry.is_file():
+                    yield Path(entry.path)
 
 
 def inherited_files(spec: TrialSpec, data: StudyData) -> InheritedFiles | None:

@@ -520,6 +520,14 @@ def test_a_pipe_in_a_study_folder_holds_nothing_up(name: str, finished: Path) ->
     )
 
 
+@pytest.mark.parametrize("name", ["study.db-journal", "study.db-wal", "study.db-shm"])
+def test_a_pipe_beside_the_storage_is_refused(name: str, finished: Path) -> None:
+    (finished / name).unlink(missing_ok=True)
+    os.mkfifo(finished / name)
+    sentence = refusal("recommend", finished)
+    assert name in sentence and "a pipe" in sentence
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

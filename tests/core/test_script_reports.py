@@ -63,3 +63,10 @@ def test_a_value_that_would_overflow_counts_as_infinite(value: float) -> None:
     loss = replace(PERPLEXITY, name="loss", value_of_mean="identity", lowest=-float("inf"))
     assert evaluation(loss, {"loss": value}, None, 1).value is None
     assert evaluation(loss, {"loss": -1e99}, None, 1).value == -1e99
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85"])
+def test_a_text_s_own_end_of_line_hides_no_later_evaluation(sign: str) -> None:
+    said = f'{{"accuracy": 0.1}}\r\n{{"note": "a{sign}b", "accuracy": 0.9}}\r\n'
+    (last,) = printed_evaluations(said, ACCURACY, 10)
+    assert last.value == 0.9

@@ -71,6 +71,12 @@ def test_a_name_can_not_write_to_the_terminal(tmp_path):
     assert str(refused.value).isprintable()
 
 
+def test_a_pipe_in_place_of_a_report_holds_nothing_up(tmp_path):
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / "data" / "report.json")
+    refuse_folder(tmp_path, MET)
+
+
 def test_the_same_study_is_written_again_whatever_ran_since(tmp_path):
     write_report(study(trial(0), **begun(LATER)), tmp_path)
     write_report(

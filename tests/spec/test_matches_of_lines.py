@@ -6,7 +6,7 @@ import pytest
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
-from carbonopt.spec.matches_of_lines import Value, find
+from carbonopt.spec.matches_of_lines import LONGEST_LINE, Value, find
 from carbonopt.spec.quality_source import QualitySource
 
 LOSS = quality_of("val_loss", "minimize")
@@ -130,3 +130,20 @@ def test_digits_with_an_underscore_are_no_number(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text('{"acc": "0_9"}')
     with pytest.raises(BadInput, match="0_9"):
         QualitySource(file="log.json", key="acc").read(tmp_path / "log", tmp_path, LOSS, 10)
+
+
+def test_a_number_that_the_end_of_what_is_looked_at_cuts_is_not_taken(tmp_path: Path) -> None:
+    log, pattern = tmp_path / "log.txt", "acc ([0-9.]+)"
+    log.write_text("acc 0.5".rjust(LONGEST_LINE) + "\n")
+    assert find(pattern, log) == [(None, "0.5")]
+    for cut in range(1, 6):
+        log.write_text("acc 0.9876".rjust(LONGEST_LINE + cut) + " more\n")
+        assert find(pattern, log) == [(None, ("0.9876"[:-cut], "0.9876"))]
+    log.write_text("acc 0.9876".rjust(LONGEST_LINE + 6))
+    assert find(pattern, log) == []
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("acc 0.9\n", encoding="utf-8-sig")
+    assert find("^acc ([0-9.]+)$", log) == [(None, "0.9")]

@@ -58,6 +58,26 @@ def test_a_file_that_a_trial_changed_and_another_reads_is_inherited(tmp_path: Pa
     assert inherited(tmp_path, since_s, trial=resumes) == ("ckpt/last.bin",)
 
 
+def test_a_file_behind_links_is_inherited(tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "script").mkdir()
+    weights, other = tmp_path / "disk" / "last.bin", tmp_path / "other.bin"
+    weights.write_text("of trial 0")
+    other.write_text("of trial 0")
+    (tmp_path / "script" / "ckpt").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "round").symlink_to(tmp_path / "script")
+    (tmp_path / "script" / "other.bin").symlink_to(other)
+    (tmp_path / "script" / "itself").symlink_to("itself")
+
+    def resumes() -> None:
+        (tmp_path / "script" / "ckpt" / "last.bin").read_text()
+        (tmp_path / "script" / "other.bin").read_text()
+
+    names = inherited(tmp_path / "script", since_s, trial=resumes)
+    assert names == ("ckpt/last.bin", "other.bin")
+
+
 def test_what_its_user_changed_between_two_trials_is_not_inherited(tmp_path: Path) -> None:
     since_s = began(tmp_path)
     (tmp_path / "last.bin").write_text("of trial 0")

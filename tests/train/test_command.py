@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from carbonopt.train.scripts.command import Command
+from carbonopt.train.scripts.command import Command, without_comments
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,21 @@ def test_words_are_what_a_shell_makes_of_them(text: str, words: list[str] | None
         for ran in (argv, ["bash", "-c", text.replace("{x}", "3")])
     )
     assert said == of_shell
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("# it's mine\nrun {x}", "\nrun {x}"),
+        ("run {x} # the rate\n  --more 1", "run {x} \n  --more 1"),
+        ("run {x} \\\n  # --off {y} \\\n  --more 1", "run {x} \\\n  \n  --more 1"),
+        ("run {x} \\\n# --off {y}\n--more 1", "run {x} \\\n\n--more 1"),
+        ("run {x} # --more {y}", "run {x} "),
+        ("(run {x};# one\n)", "(run {x};\n)"),
+        ("run a#b ${#c} $# '# d' \"e # f\" \\# \\ #", None),
+        ("cat <<EOF\n# rate\nEOF", None),
+        ("cat <<< a # b", "cat <<< a "),
+    ],
+)
+def test_comments_are_left_out(text: str, left: str | None) -> None:
+    assert without_comments(text) == (text if left is None else left)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from carbonopt.train.scripts.command_files import CommandFiles
+from carbonopt.train.scripts.script_sources import command_files
+from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 
 def written(folder: Path, files: dict[str, str]) -> Path:
@@ -136,6 +138,68 @@ CASES = {
         {"train.py", "../lib/base.py"},
         set(),
     ),
+    "modules beside the file's folder": (
+        "python run/train.py",
+        {
+            "run/train.py": "import os, sys\nROOT = os.path.dirname(os.path.dirname(os.path"
+            ".abspath(__file__)))\nsys.path.insert(0, os.path.join(ROOT, 'lib'))\nimport base",
+            "lib/base.py": "",
+        },
+        {"run/train.py", "lib/base.py"},
+        set(),
+    ),
+    "modules above the file's folder": (
+        "python run/deep/train.py",
+        {
+            "run/deep/train.py": "import sys\nfrom pathlib import Path\n"
+            "sys.path += [str(Path(__file__).resolve().parents[2] / 'lib')]\nimport base",
+            "lib/base.py": "",
+        },
+        {"run/deep/train.py", "lib/base.py"},
+        set(),
+    ),
+    "a name that stands for itself": (
+        "python train.py",
+        {"train.py": "import sys\nX = X / 'lib'\nsys.path.extend([X, Y.parents[9]])"},
+        {"train.py"},
+        set(),
+    ),
+    "a compiled module": (
+        "python train.py",
+        {"train.py": "import kernels", "kernels.abi3.so": ""},
+        {"train.py", "kernels.abi3.so"},
+        set(),
+    ),
+    "a pattern of files": (
+        "python train.py --data=rows/*.csv",
+        {"train.py": "", "rows/a.csv": "", "rows/b.csv": "", "rows/c.txt": ""},
+        {"train.py"},
+        {"rows/a.csv", "rows/b.csv"},
+    ),
+    "a list of files": (
+        "python train.py --data train.csv,eval=eval.csv",
+        {"train.py": "", "train.csv": "", "eval.csv": ""},
+        {"train.py"},
+        {"train.csv", "eval.csv"},
+    ),
+    "a file of options": (
+        "python train.py @args.txt",
+        {"train.py": "", "args.txt": ""},
+        {"train.py"},
+        {"args.txt"},
+    ),
+    "a Makefile": (
+        "make train",
+        {"Makefile": "train:\n\tpython train.py", "train.py": "import a", "a.py": ""},
+        {"Makefile", "train.py", "a.py"},
+        set(),
+    ),
+    "an option -c of a script": (
+        "python train.py -c c.yaml",
+        {"train.py": "", "c.yaml": ""},
+        {"train.py"},
+        {"c.yaml"},
+    ),
     "installed modules": (
         "python train.py",
         {"train.py": "import json, numpy, carbonopt.script"},
@@ -156,6 +220,36 @@ def test_what_a_command_reads(
     command: str, files: dict, program: set, named: set, tmp_path: Path
 ) -> None:
     assert found(command, written(tmp_path / "here", files)) == (program, named)
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "named"),
+    [
+        ("python train.py {x} < rows.csv", {"train.py", "helper.py"}, {"rows.csv"}),
+        ("bash -c 'python train.py {x} rows.csv'", {"train.py", "helper.py"}, {"rows.csv"}),
+        ("env A=1 bash -o pipefail -lc 'python train.py'", {"train.py", "helper.py"}, set()),
+        ("python -u -c 'import helper; helper.main({x})'", {"helper.py"}, set()),
+        ("python -c 'open(\"rows.csv\")'", set(), {"rows.csv"}),
+        ("python train.py --data rows*.csv > rows-2.csv", {"train.py", "helper.py"}, {"rows.csv"}),
+    ],
+)
+def test_what_a_line_of_shell_reads(
+    command: str, program: set[str], named: set[str], tmp_path: Path
+) -> None:
+    written(tmp_path, {"train.py": "import helper", "helper.py": "", "rows.csv": ""})
+    files = command_files(Script(ScriptWorkload(command=command, folder=str(tmp_path))))
+    assert {path.name for path in files.program} == program
+    assert {path.name for path in files.named} == named
+
+
+def test_a_file_in_an_added_folder_has_one_path(tmp_path: Path) -> None:
+    added = "sys.path.append(os.path.join(os.path.dirname(__file__), '..', 'lib'))"
+    text = f"import os, sys\n{added}\nimport base"
+    files = CommandFiles.of(
+        [["python", "run/train.py"]],
+        written(tmp_path, {"run/train.py": text, "lib/base.py": ""}),
+    )
+    assert files.program == [tmp_path / "run/train.py", tmp_path / "lib/base.py"]
 
 
 def test_modules_that_import_each_other_end(tmp_path: Path) -> None:

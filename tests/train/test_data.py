@@ -1,6 +1,7 @@
 """Text to token arrays: nothing added, nothing lost, every target once; and what `prepare` refuses."""
 
 import json
+import os
 import threading
 from typing import Any
 
@@ -313,6 +314,12 @@ def test_prepare_counts_and_reuses(tmp_path, text_file):
     assert (
         prepare(spec.model_copy(update={"fingerprint": "two"})) == again == folder.made_for("two")
     ), "made again"
+    summary = folder.summary.read_text()
+    folder.summary.unlink()
+    os.mkfifo(folder.summary)
+    assert folder.made_for("two") is None
+    folder.summary.unlink()
+    folder.summary.write_text(summary)
     for damaged in (folder.train, folder.evaluation, folder.model_config / "config.json"):
         whole = damaged.read_bytes()
         damaged.write_bytes(whole[: len(whole) // 2])

@@ -275,7 +275,8 @@ def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     with refused(f"{must} isn't JSON: {{}}.", ValueError, RecursionError):
         rows = _parsed(text)
     if not isinstance(rows, list):
-        raise BadInput(f"{must} is a {type(rows).__name__}.")
+        kind = "an object" if isinstance(rows, dict) else f"a {type(rows).__name__}"
+        raise BadInput(f"{must} is {kind}; put its rows into one list, one object each.")
     for number, row in enumerate(rows, start=1):
         yield _of_json(row, columns, f"{path}, item {number}")
 

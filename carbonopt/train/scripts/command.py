@@ -40,6 +40,9 @@ _OF_SHELLS = (
     *("if", "for", "while", "until", "case", "function", "[[", "!"),
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_DOCUMENT = re.compile("(?<!<)<<(?!<)")
+# what a # follows where it begins a comment
+_BEFORE_COMMENTS = (*" \t\r\n;&|()", "\\\n")
 _FORM = re.compile(r"[-+#0-9,_.]*[deEfFgG%]")
 # text that a shell leaves unchanged, within quotes and without
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%-]+")
@@ -98,6 +101,7 @@ class Simple:
     words: tuple[str, ...]  # words without its assignments, placeholders marked
     # names and values of the variables that are assigned before it
     assignments: tuple[tuple[str, str], ...]
+    inputs: tuple[str, ...]  # files that it has as its standard input
     outputs: tuple[str, ...]  # files to which its standard output goes
 
     @property
@@ -214,7 +218,7 @@ class Command:
         """Raise BadInput for a line that a shell would run by itself although it continues another.
 
         A line that begins with - or + continues the line before, which must then end with a
-        backslash. A command that ends with &, or whose last line only sets a variable, is refused
+        backslash. A command that ends with &, or whose last line has no program, is refused
         as well.
         """
         if not self._is_of_lines:
@@ -236,7 +240,7 @@ class Command:
             )
         if self.simple and not self.simple[-1].words:
             raise BadInput(
-                "its last line only sets a variable; end the line before it with a backslash."
+                "its last line must have a program; end the line before it with a backslash."
             )
 
     def of(self, word: str) -> list[Placeholder]:
@@ -249,6 +253,17 @@ class Command:
         A command without a shell has nothing that is replaced.
         """
         return not _MARKED.search(word) and not (self.needs_shell and re.search("[$`*?]", word))
+
+    def known_text(self, word: str) -> str:
+        """Return a word as far as it is known before a trial, for the search of files in it.
+
+        It is empty if a shell variable or a placeholder makes it another word, but not if it is the
+        code that `bash -c` or `python -c` runs: there a placeholder is 0.
+        """
+        if re.search(r"\s", word):
+            return _MARKED.sub("0", word)
+        is_known = not _MARKED.search(word) and not (self.needs_shell and re.search("[$`]", word))
+        return word if is_known else ""
 
     @property
     def _is_of_lines(self) -> bool:
@@ -299,6 +314,32 @@ class Command:
         return "".join(filled)
 
 
+def without_comments(text: str) -> str:
+    """Return a command without a shell's comments.
+
+    A placeholder in one has no effect, and where lines are joined, one would hide the lines after
+    it. A document in the command (<<EOF) has no comments of the shell's.
+    """
+    if _DOCUMENT.search(text):
+        return text
+    kept: list[str] = []
+    quote, place = "", 0
+    while place < len(text):
+        sign = text[place]
+        if sign == "\\" and quote != "'":
+            kept.append(text[place : place + 2])
+            place += 2
+            continue
+        if sign in "'\"" and quote in ("", sign):
+            quote = "" if quote else sign
+        if sign == "#" and not quote and (not kept or kept[-1] in _BEFORE_COMMENTS):
+            place = text.find("\n", place) if "\n" in text[place:] else len(text)
+            continue
+        kept.append(sign)
+        place += 1
+    return "".join(kept)
+
+
 def _with_texts(marked: str, texts: Sequence[str]) -> str:
     return _MARKED.sub(lambda mark: texts[int(mark[1])], marked)
 
@@ -306,6 +347,7 @@ def _with_texts(marked: str, texts: Sequence[str]) -> str:
 def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
     words: list[str] = []
     assignments: list[tuple[str, str]] = []
+    inputs: list[str] = []
     outputs: list[str] = []
     redirection = ""
     for token in tokens:
@@ -318,12 +360,14 @@ def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
                 redirection == ">&" and text != "2"
             ):
                 outputs += [text] if text not in ("/dev/stdout", "/dev/stderr") else []
+            elif redirection in ("<", "0<"):
+                inputs.append(text)
             redirection = ""
         elif not words and (assigned := _ASSIGNMENT.match(text)):
             assignments.append((assigned[0].rstrip("+="), text[assigned.end() :]))
         else:
             words.append(text)
-    return Simple(tuple(words), tuple(assignments), tuple(outputs))
+    return Simple(tuple(words), tuple(assignments), tuple(inputs), tuple(outputs))
 
 
 def _unquoted(word: str) -> str:

@@ -6,11 +6,13 @@ versions identify them.
 """
 
 import ast
+import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import carbonopt
@@ -21,6 +23,11 @@ _SHELLS = re.compile(rb"#!.*\b(ba|da|z|k)?sh\b")
 _SHELL_WORD = re.compile(r"[^\s;|&<>()'\"`]+")
 _SUBSTITUTED = re.compile(r"\$\([^()]*\)")  # $(dirname "$0")
 _VARIABLE_FOLDER = re.compile(r"^.*\$(\w+|\{[^}]*\})/")  # $ROOT/ or ${ROOT}/
+_SHELL = re.compile(r"(ba|da|z|k)?sh")
+_CODE_OPTION = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc, python -c
+_WITH_VALUE = ("-o", "-O", "-W", "-X")  # options of shells and Python that take the next word
+_DEEPEST_PATH = 20  # expressions within each other that make one path
+_MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 _INSTALLED = ("site-packages", "dist-packages")
 # folders of Python's and carbonopt's own files
 _OWN_FOLDERS = (Path(os.__file__).parent, Path(carbonopt.__file__).parent)
@@ -53,13 +60,35 @@ class CommandFiles:
         """
         found = cls(folder, tuple(folder / path for path in python_path))
         for words in commands:
-            for before, word in zip(("", *words), words, strict=False):
-                if before == "-m":
+            code = _code_in(words)
+            if words[:1] == ["make"]:
+                found._add(
+                    next((name for name in _MAKEFILES if is_file(folder / name)), ""), [folder]
+                )
+            for place, (before, word) in enumerate(zip(("", *words), words, strict=False)):
+                if place == code:
+                    found._add_code(word, is_shell=not _is_python(words[:place]))
+                elif before == "-m":
                     found._add_module(word, [folder, *found.python_path])
-                    continue
-                for text in _paths_in(word):
-                    found._add(text, [folder], with_folders=True)
+                else:
+                    found._add_word(word)
         return found
+
+    def _add_word(self, word: str) -> None:
+        """Add the files that a word of the command names, also by a pattern such as rows/*.csv."""
+        for text in _paths_in(word):
+            self._add(text, [self.folder], with_folders=True)
+            if glob.has_magic(text) and "\0" not in text:
+                for name in sorted(glob.glob(text, root_dir=self.folder)):  # noqa: PTH207
+                    self._add(name, [self.folder], with_folders=True)
+
+    def _add_code(self, code: str, *, is_shell: bool) -> None:
+        """Add the files that code names which is a word of the command, as with `bash -c`."""
+        if is_shell:
+            self._add_shell_words(code, [self.folder])
+        else:
+            roots = [*_search_path(self.folder), *self.python_path]
+            self._add_source(code.encode(errors="replace"), self.folder / "-c", roots)
 
     def _add(self, text: str, bases: Iterable[Path], *, with_folders: bool = False) -> None:
         """Add the file of that name from the first of these folders that has it."""
@@ -99,14 +128,19 @@ class CommandFiles:
         if not self._is_new(path):
             return
         try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, RecursionError, OSError):
+            source = path.read_bytes()
+        except OSError:
+            return
+        self._add_source(source, path, roots or (*_search_path(path.parent), *self.python_path))
+
+    def _add_source(self, source: bytes, path: Path, roots: Sequence[Path]) -> None:
+        """Add what a Python file imports and names; see `_add_python`."""
+        try:
+            found = list(ast.walk(ast.parse(source)))
+        except (SyntaxError, ValueError, RecursionError):
             return  # it imports nothing; whether it has to run is not checked here
-        found = list(ast.walk(tree))
-        roots = [
-            *(roots or (*_search_path(path.parent), *self.python_path)),
-            *(self.folder / text for text in _added_paths(found)),
-        ]
+        added = (self.folder / text for text in _added_paths(found, path))
+        roots = [*roots, *(Path(os.path.normpath(folder)) for folder in added)]
         for node in found:
             for name in _imported(node):
                 self._add_module(name, roots)
@@ -133,8 +167,15 @@ class CommandFiles:
         """
         parts = name.split(".")
         for place in places:
-            if not is_file(place / f"{parts[0]}.py") and not is_folder(place / parts[0]):
+            extensions = _extensions(place, parts[0])
+            if (
+                not is_file(place / f"{parts[0]}.py")
+                and not is_folder(place / parts[0])
+                and not extensions
+            ):
                 continue
+            for extension in extensions:
+                self._is_new(extension)
             folder = place
             for part in parts:
                 self._add_python_if_there(folder / part / "__init__.py", roots or places)
@@ -150,10 +191,13 @@ class CommandFiles:
         """
         if not self._is_new(path):
             return
-        words = _SHELL_WORD.findall(
-            _SUBSTITUTED.sub("$HERE", path.read_bytes().decode(errors="replace"))
+        self._add_shell_words(
+            path.read_bytes().decode(errors="replace"), [self.folder, path.parent]
         )
-        bases = [self.folder, path.parent]
+
+    def _add_shell_words(self, text: str, bases: list[Path]) -> None:
+        """Add the files that the words of a shell script name; see `_add_shell`."""
+        words = _SHELL_WORD.findall(_SUBSTITUTED.sub("$HERE", text))
         for before, word in zip(("", *words), words, strict=False):
             if before == "cd":
                 bases += [base / _VARIABLE_FOLDER.sub("", word) for base in bases]
@@ -166,12 +210,37 @@ class CommandFiles:
 def _paths_in(word: str) -> Iterator[str]:
     """Yield the parts of a word that may be paths.
 
-    They are the whole word, and the text after the name of an option or a variable.
+    They are the whole word, the text after the name of an option or a variable, the entries of a
+    list such as train.csv,eval.csv, and the file after an @ whose lines are further options.
     """
     yield word
-    _, equals, value = word.partition("=")
+    name, equals, value = word.partition("=")
     if equals:
         yield value
+    has_name = equals and not re.search("[,:]", name)
+    yield from re.split("[,:=]", value if has_name else word)
+    yield word.removeprefix("@")
+
+
+def _code_in(words: Sequence[str]) -> int | None:
+    """Return the place of the word that is code, as after `bash -c` and `python -c`; None: none."""
+    programs = (place for place, word in enumerate(words) if _runs_code(word))
+    if (place := next(programs, None)) is None:
+        return None
+    while (place := place + 1) < len(words) - 1 and words[place].startswith("-"):
+        if _CODE_OPTION.fullmatch(words[place]):
+            return place + 1
+        if words[place] in _WITH_VALUE:
+            place += 1
+    return None
+
+
+def _runs_code(word: str) -> bool:
+    return _SHELL.fullmatch(word.rpartition("/")[2]) is not None or _is_python([word])
+
+
+def _is_python(words: Sequence[str]) -> bool:
+    return any(word.rpartition("/")[2].startswith("python") for word in words)
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -196,15 +265,93 @@ def _imported(node: ast.AST) -> Iterator[str]:
             yield first.value
 
 
-def _added_paths(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Yield the folders that are added to sys.path as plain texts."""
+def _added_paths(nodes: Sequence[ast.AST], path: Path) -> Iterator[str]:
+    """Yield the folders that a file adds to sys.path, as far as it says which."""
+    assigned = {
+        node.targets[0].id: node.value
+        for node in reversed(nodes)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    known: dict[str, ast.expr] = {**assigned, "__file__": ast.Constant(str(path))}
     for node in nodes:
+        added: list[ast.expr] = []
         if isinstance(node, ast.Call) and ast.unparse(node.func) in (
             "sys.path.append",
             "sys.path.insert",
+            "sys.path.extend",
         ):
-            texts = (value.value for value in node.args if isinstance(value, ast.Constant))
-            yield from (text for text in texts if isinstance(text, str))
+            added = node.args
+        elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "sys.path":
+            added = [node.value]
+        for value in added:
+            for each in value.elts if isinstance(value, ast.List | ast.Tuple) else [value]:
+                if (text := _path_text(each, known)) is not None:
+                    yield text
+
+
+def _path_text(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> str | None:
+    """Return the path that an expression makes, such as `Path(__file__).parent / "lib"`.
+
+    Args:
+        node: the expression.
+        known: the expressions that names stand for.
+        depth: the number of expressions around it.
+
+    Returns:
+        None if it is not known before the file runs.
+    """
+
+    def text_of(part: ast.expr) -> str | None:
+        return _path_text(part, known, depth + 1)
+
+    if depth > _DEEPEST_PATH:
+        return None
+    match node:
+        case ast.Constant(value=str() as text):
+            return text
+        case ast.Name(id=name) if name in known:
+            return text_of(known[name])
+        case ast.Attribute(value=inner, attr="parent"):
+            return _parent(text_of(inner), 1)
+        case ast.Subscript(
+            value=ast.Attribute(value=inner, attr="parents"), slice=ast.Constant(value=int() as up)
+        ):
+            return _parent(text_of(inner), up + 1)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _joined([text_of(left), text_of(right)])
+        case ast.Call(func=ast.Attribute(value=inner, attr="resolve" | "absolute")):
+            return text_of(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="joinpath"), args=args):
+            return _joined([text_of(inner), *map(text_of, args)])
+        case ast.Call(func=called, args=args):
+            name = ast.unparse(called).rpartition(".")[2]
+            if name in ("getcwd", "cwd"):
+                return "."
+            if name == "dirname" and args:
+                return _parent(text_of(args[0]), 1)
+            if name in ("abspath", "realpath", "normpath", "fspath", "str", "Path") and args:
+                return _joined([text_of(each) for each in args])
+            return _joined([text_of(each) for each in args]) if name == "join" else None
+    return None
+
+
+def _joined(parts: Sequence[str | None]) -> str | None:
+    known = [part for part in parts if part is not None]
+    return os.path.join(*known) if known and len(known) == len(parts) else None  # noqa: PTH118
+
+
+def _parent(text: str | None, levels: int) -> str | None:
+    if text is None or levels > len(Path(text).parts):
+        return None
+    for _ in range(levels):
+        text = os.path.dirname(text)  # noqa: PTH120
+    return text
+
+
+def _extensions(folder: Path, name: str) -> list[Path]:
+    """Return the compiled modules of that name in a folder."""
+    paths = [folder / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES]
+    return [path for path in paths if is_file(path)]
 
 
 def _search_path(folder: Path) -> list[Path]:

@@ -217,7 +217,10 @@ def _check_program(task: "Script", base: Path) -> None:
                 "workload.command has a shell's signs, but no bash is on PATH; leave them out, or"
                 " install it."
             )
-        command.check_lines()
+        try:
+            command.check_lines()
+        except BadInput as error:
+            raise BadInput(f"workload.command: {error}") from error
         if any(each.words[:2] == ("conda", "activate") for each in command.simple):
             raise BadInput(
                 "workload.command: conda activate needs your own shell; write "

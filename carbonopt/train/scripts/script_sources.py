@@ -31,7 +31,10 @@ def command_files(task: "Script") -> CommandFiles:
         inside = folder
     written = {file for each in task.command.simple for file in each.outputs}
     programs = [
-        [word if task.command.literal(word) and word not in written else "" for word in each.words]
+        [
+            task.command.known_text(word) if word not in written else ""
+            for word in (*each.words, *each.inputs)
+        ]
         for each in task.command.simple
         if each.launcher not in _WRITE
     ]
