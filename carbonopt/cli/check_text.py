@@ -186,8 +186,11 @@ def _confirmation(confirm: Confirm) -> str:
     )
     baseline = ", and the start configuration," if confirm.baseline else ""
     each = " each" if runners_up or baseline else ""
-    runs = f"at most {confirm.most_repeats} runs more, for which budget.trials does not count"
-    return f"the winner{runners_up}{baseline} with {confirm.seeds} seeds{each}: {runs}"
+    runs = count_text(confirm.most_repeats, "more run")
+    return (
+        f"the winner{runners_up}{baseline} with {confirm.seeds} seeds{each}: at most {runs}, for"
+        " which budget.trials does not count"
+    )
 
 
 def _cost(checked: CheckedStudy) -> str:

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.analysis.study_comparison import ComparedStudy, compare_studies
 from carbonopt.core import format as fmt
 from carbonopt.core.units import human_duration
@@ -39,6 +40,7 @@ _INCOMPARABLE = {
     "different_data",
     "unknown_data",
     "different_energy_sources",
+    "different_windows",
     "same_trials",
 }
 
@@ -145,6 +147,7 @@ def _caveats(view: StudiesView) -> Iterator[Caveat]:
     counted = {name: study.data.config.carbon.objective for name, study in view.by_name.items()}
     if len(set(counted.values())) > 1:
         yield view.caveat("different_objectives", objectives=_listed(counted))
+    yield from _of_windows(view)
     yield from _of_scripts(view)
     yield from _of_copies(view)
     yield from _of_energy_sources(view)
@@ -187,6 +190,17 @@ def _counted(study: StudyView, field: str) -> dict[str, str]:
     by_component: dict[str, str] = getattr(study.data.provenance, field)
     is_gpu_alone = study.data.config.carbon.objective == "gpu"
     return {name: text for name, text in by_component.items() if name == "gpu" or not is_gpu_alone}
+
+
+def _of_windows(view: StudiesView) -> Iterator[Caveat]:
+    """Yield a caveat where some studies count the training alone, and others a whole process."""
+    whole = {name: counts_whole_processes(study.data) for name, study in view.by_name.items()}
+    if len(set(whole.values())) > 1:
+        texts = {
+            name: "the whole process, with its start-up and evaluations" if is_whole else "training"
+            for name, is_whole in whole.items()
+        }
+        yield view.caveat("different_windows", windows=_listed(texts))
 
 
 def _of_scripts(view: StudiesView) -> Iterator[Caveat]:

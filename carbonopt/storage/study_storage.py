@@ -148,7 +148,7 @@ class StudyStorage:
                 " later."
             )
         ended = "its run ended before the first trial (type the same command again)"
-        raise BadInput(f"{must} none: it is damaged ({RESTORE}), or {ended}.")
+        raise BadInput(f"{must} none: {ended}, or it is damaged ({RESTORE}).")
 
     @classmethod
     def begun_in(cls, storage: ReconnectingStorage, paths: StudyPaths) -> "StudyStorage | None":

@@ -234,3 +234,19 @@ def test_a_disturbed_run_of_a_dearer_trial_changes_no_answer() -> None:
     (caveat,) = uneven_caveats({1: [1.1e-3], 2: [8e-3]})
     assert (caveat.key, caveat.level) == ("uneven_runs", Level.WARNING)
     assert caveat.numbers == {"trial": 4, "times": pytest.approx(4.0), "other": 2}
+
+
+def test_where_no_trial_meets_the_target_the_closest_decides() -> None:
+    """The baseline waited longest, but it is no answer."""
+    charged = {"sessions": (SessionLedger(started_at="2024-03-05T18:00:00", other_kwh=0.1),)}
+    data = study(
+        trial(0, 4e-3, 9.0, cpu_wait_fraction=0.3),
+        trial(1, 1e-3, 7.0, cpu_wait_fraction=0.4),
+        trial(2, 1e-3, 8.0, cpu_wait_fraction=0.5),
+        target=6.0,
+    )
+    source = {**data.provenance.energy_source}
+    source.pop("gpu", None)
+    provenance = data.provenance.model_copy(update={"energy_source": source})
+    (caveat,) = caveats(StudyView(data.model_copy(update={**charged, "provenance": provenance})))
+    assert (caveat.key, caveat.numbers["trial"]) == ("cpu_contention_charged_saving", 1)

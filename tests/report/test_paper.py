@@ -205,7 +205,7 @@ SAYS = {
     "all pruned": ("No trial completed: without a baseline no saving is stated", "2 pruned"),
     "three seeds": (
         "mean of 3 seeds",
-        "run with 3 seeds each",
+        "run with up to 3 seeds each",
         "n = 3, ",
         "4 trials, 2 of them repeats",
     ),

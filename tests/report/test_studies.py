@@ -10,7 +10,7 @@ from documents import rows_of, tables_of
 from pydantic_core import to_json
 from small_studies import REPLAY, gpu_study, on_gpu, script_run, script_study, study, trial
 
-from carbonopt.core.trial import TrialState
+from carbonopt.core.trial import Durations, TrialState
 from carbonopt.report.comparison_report import StudiesView, compared
 from carbonopt.report.document import Document
 from carbonopt.report.study_view import StudyView
@@ -203,6 +203,15 @@ def test_energy_of_other_sources_gives_no_saving():
     gpus = document_of(a=source(ours, "gpu"), b=source(theirs, "gpu"))
     assert not [caveat for caveat in gpus.caveats if "energy" in caveat.key]
     assert "CO2e" in gpus.headline
+
+
+def test_a_training_cant_be_compared_with_a_whole_process():
+    reported = {"duration_s": Durations(train=50, setup=9, eval=1, total=60)}
+    whole, lines = script_study(script_run(0, 30.0)), script_study(script_run(0, 30.0, **reported))
+    differing = document_of(a=whole, b=lines)
+    assert ("different_windows", 0) in [(each.key, each.level) for each in differing.caveats]
+    assert "CO2e" not in differing.headline
+    assert "different_windows" not in numbers_of(a=lines, b=lines)
 
 
 def test_scripts_that_differ_are_said():

@@ -125,7 +125,8 @@ def checklist(study: StudyView) -> str:
     """Return drafts of the answers on compute, significance and code that NeurIPS asks for."""
     data, rec = study.data, study.recommendation
     runs = (*data.records, *data.probes)
-    took_s = [run.duration_s.total for run in runs if run.duration_s is not None]
+    # Probes of a few steps are no runs.
+    took_s = [run.duration_s.total for run in data.records if run.duration_s is not None]
     memory_gib = [run.peak_memory_gib for run in runs if run.peak_memory_gib is not None]
     record, hardware, sure = study.record(rec.trial), data.provenance.hardware, rec.confidence
     return _rendered(

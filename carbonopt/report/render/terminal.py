@@ -1,5 +1,6 @@
 """The top of a document as plain text."""
 
+from carbonopt.core.format import count_text
 from carbonopt.report.document import MOST_CAVEATS, Document
 
 
@@ -19,5 +20,5 @@ def render(document: Document) -> str:
         for caveat in document.caveats[:MOST_CAVEATS]
     ]
     if (more := len(document.caveats) - MOST_CAVEATS) > 0:
-        lines.append(f"  and {more} more caveats, in the report and in --json")
+        lines.append(f"  and {count_text(more, 'more caveat')}, in the report and in --json")
     return "\n".join(lines)

@@ -121,10 +121,12 @@ def _is_unknown(record: TrialRecord) -> bool:
 def _of_cpu_time(study: StudyView, contended: Sequence[TrialRecord]) -> Caveat:
     """Return the caveat of a study whose trials are charged by CPU time.
 
-    The answer rests on the recommendation, the baseline and what was stopped as too costly.
+    The answer rests on the recommendation, the baseline and what was stopped as too costly; or on
+    the trial that came closest, if none met the target.
     """
     rec = study.recommendation
-    decisive = {rec.trial, rec.baseline.trial if rec.baseline else None}
+    answer = rec.closest.trial if rec.closest else rec.trial
+    decisive = {answer, rec.baseline.trial if rec.baseline else None}
     decisive |= {record.trial for record in contended if record.stop_reason == StopReason.CAP}
     slowed = most_slowed(contended, decisive)
     worst = slowed or max(contended, key=lambda record: record.cpu_wait_fraction or 0.0)
