@@ -539,3 +539,11 @@ def test_measured_memory_stands_beside_the_estimate() -> None:
     assert cells["Measured, rank 0"] == 2.5 and cells["Measured, rank 1"] == 1.25
     assert cells["Estimated ÷ measured"] == cells["Estimated peak"] / 2.5
     assert "Memory of each GPU" in markdown_of(data)
+
+
+@pytest.mark.parametrize(("train_kwh", "said"), [(3e-4, False), (1.9e-4, True)])
+def test_a_run_that_is_mostly_no_training_is_said(train_kwh: float, said: bool) -> None:
+    """Of whose energy 0.2 Wh is start-up and evaluation."""
+    data = study(trial(0, 5e-3, 4.5), trial(1, train_kwh))
+    assert recommend(data).trial == 1
+    assert ("small_training" in caveats_of(data)) is said

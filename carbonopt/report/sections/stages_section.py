@@ -52,6 +52,10 @@ def section(study: StudyView) -> Section | None:
     )
 
 
+# With a smaller share of a run, the saving in training says little about the saving of whole runs.
+_SMALL_TRAINING = 0.5
+
+
 def caveats(study: StudyView) -> Iterator[Caveat]:
     share = study.stages.evaluation_share
     if share is not None and share > DEAR_EVALUATION:
@@ -61,6 +65,11 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
             else "lower workload.evaluations, or raise workload.eval_batch_size_per_gpu"
         )
         yield study.caveat("dear_evaluation", share=share, advice=advice)
+    record = study.record(study.recommendation.trial)
+    used = record.energy_kwh if record is not None else None
+    if used is not None and used.total and used.train / used.total < _SMALL_TRAINING:
+        share = used.train / used.total
+        yield study.caveat("small_training", trial=study.recommendation.trial, share=share)
 
 
 def _by_stage(stages: Stages) -> Table:
