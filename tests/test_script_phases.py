@@ -107,6 +107,16 @@ SCRIPTS = {
         """,
         {"train": 1.0, "after": 1.5},
     ),
+    "short evaluations without the block": (
+        """
+        run = carbon.run(total_steps=20)
+        for _ in range(20):
+            wait(0.05); run.step()
+            wait(0.08)
+            run.report(accuracy=0.9)
+        """,
+        {"train": 1.0, "evaluation": 1.6},
+    ),
     "an evaluation without the block": (
         """
         run = carbon.run(total_steps=8)
