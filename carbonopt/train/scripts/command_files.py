@@ -9,6 +9,7 @@ import ast
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -98,15 +99,25 @@ class CommandFiles:
         """
         if not self._is_new(path):
             return
+        with suppress(OSError):
+            roots = roots or (*_search_path(path.parent), *self.python_path)
+            self._follow(path.read_bytes(), path, roots)
+
+    def add_template(self, text: str) -> None:
+        """Add the modules and files of a Python file that each trial gets a copy of.
+
+        The copy is in the trial's folder, where Python finds no module beside the template.
+        """
+        roots = (*_given_path(), *self.python_path)
+        self._follow(text, self.folder / "config.py", roots)
+
+    def _follow(self, source: str | bytes, path: Path, roots: Sequence[Path]) -> None:
+        """Add the modules that a Python file's source imports and the files that its texts name."""
         try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, RecursionError, OSError):
+            found = list(ast.walk(ast.parse(source)))
+        except (SyntaxError, ValueError, RecursionError):
             return  # it imports nothing; whether it has to run is not checked here
-        found = list(ast.walk(tree))
-        roots = [
-            *(roots or (*_search_path(path.parent), *self.python_path)),
-            *(self.folder / text for text in _added_paths(found)),
-        ]
+        roots = [*roots, *(self.folder / text for text in _added_paths(found))]
         for node in found:
             for name in _imported(node):
                 self._add_module(name, roots)
@@ -209,8 +220,13 @@ def _added_paths(nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 def _search_path(folder: Path) -> list[Path]:
     """Return the folders in which a script's imports are looked for, without installed packages."""
+    return [folder, *_given_path()]
+
+
+def _given_path() -> list[Path]:
+    """Return the folders of this process's own PYTHONPATH."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [folder, *(Path(path).absolute() for path in given if path)]
+    return [Path(path).absolute() for path in given if path]
 
 
 def _is_installed(path: Path) -> bool:
