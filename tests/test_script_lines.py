@@ -148,6 +148,18 @@ def test_modules_on_the_command_s_own_path_are_inputs(command: str, tmp_path: Pa
     assert found == {"train.py", "lib/helper.py", "lib/mine/inner.py"}
 
 
+def test_what_a_script_given_as_a_template_imports_and_names_is_an_input(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    for name in ("lib/helper.py", "beside.py", "rows.csv"):
+        (tmp_path / name).write_text("")
+    text = "import helper\nimport beside\nrows = open('rows.csv')\nlr = {x}\n"
+    command = "PYTHONPATH=lib:$PYTHONPATH python {config}"
+    template = {"name": "train.py", "text": text}
+    task = Script(ScriptWorkload(command=command, folder=str(tmp_path), config_template=template))
+    found = {Path(file).relative_to(tmp_path).as_posix() for file in task.input_files()}
+    assert found == {"lib/helper.py", "rows.csv"}  # the copy does not find what is beside
+
+
 def test_packages_that_pip_put_into_a_folder_are_no_inputs(tmp_path: Path) -> None:
     site = tmp_path / "deps"
     for name in ("theirs", "theirs-1.0.dist-info"):

@@ -107,6 +107,16 @@ SCRIPTS = {
         """,
         {"train": 1.0, "after": 1.5},
     ),
+    "short evaluations without the block": (
+        """
+        run = carbon.run(total_steps=8)
+        for _ in range(8):
+            wait(0.1); run.step()
+            wait(0.08)
+            run.report(accuracy=0.9)
+        """,
+        {"train": 0.8, "evaluation": 0.64},
+    ),
     "an evaluation without the block": (
         """
         run = carbon.run(total_steps=8)

@@ -332,7 +332,7 @@ class Run:
         if phase is Phase.TRAIN:
             self._cores.begin()
         if (speaker := _speaker()) is not None:
-            speaker.catch_up()
+            speaker.catch_up(again=since_step)
             speaker.phase(phase, stage, since_step=since_step)
         if ranks is not None:
             ranks.together()
@@ -352,7 +352,7 @@ class Run:
             # if one rank's kernel can tell it, all can
             waited = None if waited is None else ranks.largest(waited)
         if (speaker := _speaker()) is not None:
-            speaker.catch_up()
+            speaker.catch_up(again=True)
             measured = {"peak_memory_gib": peak_gib, "cpu_wait_fraction": waited}
             stop = bool(speaker.evaluated(point=point, total_steps=self._total_steps, **measured))
         return stop if ranks is None else bool(ranks.largest(float(stop)))

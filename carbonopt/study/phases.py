@@ -12,7 +12,8 @@ from carbonopt.core.trial import TRIAL_PHASES, Phase, Stage
 from carbonopt.energy.meter import Meter
 from carbonopt.energy.meter_reading import Reading
 
-# Shortest work after a step that counts as a stage of its own: readings are 0.05 s apart.
+# Shortest work that counts as a stage of its own if only the meter's readings, which are 0.05 s
+# apart, say how long it took.
 SHORTEST_S = 0.1
 # Interval and largest number of the readings that are kept after a step. The next step is reported
 # within 0.5 s of its end, or later if it is a longer one.
@@ -41,6 +42,8 @@ class TrialPhases:
     # Readings of TRAIN, first at the last step that was reported, then since.
     _readings: list[Reading] = field(default_factory=list)
     _seen: tuple[Phase, Reading] = field(init=False)  # the phase at the last look, and its reading
+    # The reading that the last step was dated by, until the script says what the time since was.
+    _dated_by: Reading | None = None
     # Start of what still counts for the open phase.
     _counted_from: Reading = field(default_factory=Reading)
     # Work after the last step so far, in the windows of its stage that have ended.
@@ -74,11 +77,12 @@ class TrialPhases:
             return
         before = self.meter.running(phase)
         self.meter.enter(phase)
-        self.phase = phase
+        self.phase, self._dated_by = phase, None
         # On a busy machine the phase has lasted for a while by now. The stage before it ended where
         # the phase began, so that the stages of a phase add up to it.
-        self._counted_from = self.meter.running(phase)
-        begun_s = time.monotonic() - (self._counted_from.duration_s - before.duration_s)
+        self._counted_from = before
+        lasted_s = self.meter.running(phase).duration_s - before.duration_s
+        begun_s = time.monotonic() - lasted_s
         spent = [self.meter.running(each) for each in TRIAL_PHASES if each is not phase]
         spent += [before] if phase in TRIAL_PHASES else []
         self._begin(stage or self.usual(phase), begun_s, spent)
@@ -145,7 +149,7 @@ class TrialPhases:
         """Note that a step of the script ended so many seconds ago."""
         if self.phase is not Phase.TRAIN:
             return
-        now = self.meter.running(Phase.TRAIN)
+        now = self._dated_by = self.meter.running(Phase.TRAIN)
         ended_at_s = now.duration_s - ago_s
         earlier = next(
             (one for one in reversed(self._readings) if one.duration_s <= ended_at_s),
@@ -185,12 +189,15 @@ class TrialPhases:
         change of phase, out of the training. Later, a stage of the training shows that the script
         went on after the end that it had announced: all that counted as work after the training
         becomes training again.
+
+        If the script has just dated its last step, the work is as long as it says, however short.
         """
         if self.phase is Phase.TRAIN:
             begin = max(
                 [self._counted_from, *self._readings[:1]], key=lambda reading: reading.duration_s
             )
-            self._take_since(begin, phase, stage)
+            self._take_since(begin, phase, stage, self._dated_by)
+            self._dated_by = None
         elif phase is Phase.TRAIN:
             self._train_with_after(stage)
 
@@ -218,9 +225,16 @@ class TrialPhases:
         """Count all stages as training steps, because the script has none of carbonopt's lines."""
         self.stages = {Stage.STEPS: {"duration_s": whole.duration_s, "energy_kwh": whole.total_kwh}}
 
-    def _take_since(self, begin: Reading, phase: Phase, stage: Stage) -> None:
-        part = self.meter.running(Phase.TRAIN).part_since(begin)
-        if part.duration_s < SHORTEST_S:
+    def _take_since(
+        self, begin: Reading, phase: Phase, stage: Stage, end: Reading | None = None
+    ) -> None:
+        """Count the training between two readings for another phase and stage.
+
+        Args:
+            end: None: now.
+        """
+        part = (end or self.meter.running(Phase.TRAIN)).part_since(begin)
+        if part.duration_s < (SHORTEST_S if end is None else 1e-9):
             return
         self.meter.move(part, Phase.TRAIN, phase)
         self.begin(self.stage)  # adds to the stage what it has used so far

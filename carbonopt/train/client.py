@@ -22,8 +22,9 @@ class Speaker:
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._lines = connection, connection.makefile("rb")
         self._last_progress = 0.0
-        # the last step, total steps, and when that step ended
-        self._unsaid: tuple[int, int, float] | None = None
+        # the last step, total steps, and when that step ended; None after a change of phase
+        self._last_step: tuple[int, int, float] | None = None
+        self._is_said = False  # that step has been reported
 
     @classmethod
     def inherited(cls) -> Speaker:
@@ -38,6 +39,7 @@ class Speaker:
 
         The fields are those of `events.PhaseChanged`.
         """
+        self._last_step = None
         self._say("PhaseChanged", phase=phase, stage=stage, since_step=since_step)
         self._answer()
 
@@ -56,18 +58,22 @@ class Speaker:
         Other calls send nothing and cost nothing, not even measuring the CPU wait.
         """
         now = time.monotonic()
-        self._unsaid = (step, total_steps, now)
+        self._last_step, self._is_said = (step, total_steps, now), False
         if last or now - self._last_progress >= self.PROGRESS_INTERVAL_S:
-            self._last_progress = now
-            self._unsaid = None
+            self._last_progress, self._is_said = now, True
             waited = None if cpu_wait_fraction is None else cpu_wait_fraction()
             self._say("Progress", step=step, total_steps=total_steps, cpu_wait_fraction=waited)
 
-    def catch_up(self) -> None:
-        """Report the last step, if it has not been reported, and how long ago it ended."""
-        if self._unsaid is not None:
-            step, total_steps, ended_s = self._unsaid
-            self._unsaid = None
+    def catch_up(self, *, again: bool = False) -> None:
+        """Report the last step of the open phase, and how long ago it ended.
+
+        Args:
+            again: Report it also if it has been reported, because only this process knows exactly
+                what time has passed since.
+        """
+        if self._last_step is not None and (again or not self._is_said):
+            step, total_steps, ended_s = self._last_step
+            self._is_said = True
             self._say(
                 "Progress", step=step, total_steps=total_steps, ago_s=time.monotonic() - ended_s
             )

@@ -53,3 +53,32 @@ def test_stages_add_up_to_their_phases_however_long_a_change_takes() -> None:
         Stage.EVALUATION: 2.0,
         Stage.TEARDOWN: 1.0,
     }
+
+
+def test_an_evaluation_without_a_block_is_no_training_however_short() -> None:
+    """Each of many evaluations is as short as a reading's distance from the next one."""
+    meter = ReplayMeter()
+    meter.enter(Phase.SETUP)
+    phases = TrialPhases(meter)
+    phases.enter(Phase.TRAIN)
+    for _ in range(20):
+        meter.advance(Phase.TRAIN, 4e-6, 0.04)
+        meter.advance(Phase.TRAIN, 6e-6, 0.06)
+        phases.stepped(ago_s=0.06)
+        phases.claim(Phase.EVAL, Stage.EVALUATION)
+    phases.enter(Phase.SETUP)
+    train, evaluation = meter.running(Phase.TRAIN), meter.running(Phase.EVAL)
+    assert train.total_kwh == pytest.approx(20 * 4e-6)
+    assert train.duration_s == pytest.approx(20 * 0.04)
+    assert evaluation.total_kwh == pytest.approx(20 * 6e-6)
+    assert phases.stages[Stage.EVALUATION]["energy_kwh"] == pytest.approx(20 * 6e-6)
+    assert math.fsum(stage["energy_kwh"] for stage in phases.stages.values()) == pytest.approx(2e-4)
+
+
+def test_an_evaluation_before_the_first_step_is_no_training_however_long_the_change_takes() -> None:
+    meter = SlowToChange()
+    meter.enter(Phase.SETUP)
+    phases = TrialPhases(meter)
+    phases.enter(Phase.TRAIN)
+    phases.claim(Phase.EVAL, Stage.EVALUATION)
+    assert (phases.train_kwh, meter.running(Phase.EVAL).total_kwh) == (0.0, 1.0)

@@ -88,7 +88,7 @@ class CommandFiles:
             self._add_shell_words(code, [self.folder])
         else:
             roots = [*_search_path(self.folder), *self.python_path]
-            self._add_source(code.encode(errors="replace"), self.folder / "-c", roots)
+            self._follow(code.encode(errors="replace"), self.folder / "-c", roots)
 
     def _add(self, text: str, bases: Iterable[Path], *, with_folders: bool = False) -> None:
         """Add the file of that name from the first of these folders that has it."""
@@ -131,10 +131,18 @@ class CommandFiles:
             source = path.read_bytes()
         except OSError:
             return
-        self._add_source(source, path, roots or (*_search_path(path.parent), *self.python_path))
+        self._follow(source, path, roots or (*_search_path(path.parent), *self.python_path))
 
-    def _add_source(self, source: bytes, path: Path, roots: Sequence[Path]) -> None:
-        """Add what a Python file imports and names; see `_add_python`."""
+    def add_template(self, text: str) -> None:
+        """Add the modules and files of a Python file that each trial gets a copy of.
+
+        The copy is in the trial's folder, where Python finds no module beside the template.
+        """
+        roots = (*_given_path(), *self.python_path)
+        self._follow(text, self.folder / "config.py", roots)
+
+    def _follow(self, source: str | bytes, path: Path, roots: Sequence[Path]) -> None:
+        """Add the modules that a Python file's source imports and the files that its texts name."""
         try:
             found = list(ast.walk(ast.parse(source)))
         except (SyntaxError, ValueError, RecursionError):
@@ -356,8 +364,13 @@ def _extensions(folder: Path, name: str) -> list[Path]:
 
 def _search_path(folder: Path) -> list[Path]:
     """Return the folders in which a script's imports are looked for, without installed packages."""
+    return [folder, *_given_path()]
+
+
+def _given_path() -> list[Path]:
+    """Return the folders of this process's own PYTHONPATH."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [folder, *(Path(path).absolute() for path in given if path)]
+    return [Path(path).absolute() for path in given if path]
 
 
 def _is_installed(path: Path) -> bool:

@@ -39,9 +39,13 @@ def command_files(task: "Script") -> CommandFiles:
         if each.launcher not in _WRITE
     ]
     own = [path for value in python_paths(task) for path in value.split(os.pathsep)]
-    return CommandFiles.of(
+    found = CommandFiles.of(
         programs, Path(os.path.normpath(inside)), [path for path in own if path and "$" not in path]
     )
+    template = task.workload.config_template
+    if template is not None and template.name.endswith(".py"):
+        found.add_template(template.text)
+    return found
 
 
 def python_paths(task: "Script") -> list[str]:
