@@ -109,13 +109,13 @@ SCRIPTS = {
     ),
     "short evaluations without the block": (
         """
-        run = carbon.run(total_steps=8)
-        for _ in range(8):
-            wait(0.1); run.step()
+        run = carbon.run(total_steps=20)
+        for _ in range(20):
+            wait(0.05); run.step()
             wait(0.08)
             run.report(accuracy=0.9)
         """,
-        {"train": 0.8, "evaluation": 0.64},
+        {"train": 1.0, "evaluation": 1.6},
     ),
     "an evaluation without the block": (
         """

@@ -80,9 +80,8 @@ class TrialPhases:
         self.phase, self._dated_by = phase, None
         # On a busy machine the phase has lasted for a while by now. The stage before it ended where
         # the phase began, so that the stages of a phase add up to it.
-        self._counted_from = before
-        lasted_s = self.meter.running(phase).duration_s - before.duration_s
-        begun_s = time.monotonic() - lasted_s
+        self._counted_from = self.meter.running(phase)
+        begun_s = time.monotonic() - (self._counted_from.duration_s - before.duration_s)
         spent = [self.meter.running(each) for each in TRIAL_PHASES if each is not phase]
         spent += [before] if phase in TRIAL_PHASES else []
         self._begin(stage or self.usual(phase), begun_s, spent)

@@ -89,7 +89,7 @@ def change_record(folder: Path, **fields: object) -> None:
         ("DROP TABLE trial_user_attributes", "trial 0 has ended, but has no record"),
         ("DROP TABLE trial_params", "trial 0 has lost its parameters"),
         ("DROP TABLE trial_values", "trial 0 has lost its values"),
-        ("DROP TABLE study_user_attributes", "holds none: it is damaged"),
+        ("DROP TABLE study_user_attributes", "or it is damaged"),
     ],
 )
 def test_what_is_gone_is_damage(statement: str, says: str, folder: Path) -> None:

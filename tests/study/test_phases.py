@@ -73,12 +73,3 @@ def test_an_evaluation_without_a_block_is_no_training_however_short() -> None:
     assert evaluation.total_kwh == pytest.approx(20 * 6e-6)
     assert phases.stages[Stage.EVALUATION]["energy_kwh"] == pytest.approx(20 * 6e-6)
     assert math.fsum(stage["energy_kwh"] for stage in phases.stages.values()) == pytest.approx(2e-4)
-
-
-def test_an_evaluation_before_the_first_step_is_no_training_however_long_the_change_takes() -> None:
-    meter = SlowToChange()
-    meter.enter(Phase.SETUP)
-    phases = TrialPhases(meter)
-    phases.enter(Phase.TRAIN)
-    phases.claim(Phase.EVAL, Stage.EVALUATION)
-    assert (phases.train_kwh, meter.running(Phase.EVAL).total_kwh) == (0.0, 1.0)
