@@ -37,6 +37,8 @@ _ALIVE = ServerSentEvent(data="", event="alive").encode()
 _SEND_TIMEOUT_S = 60.0  # a page that takes nothing for so long has to connect again
 _TICK_S = 0.5  # how often the server looks whether it shall end
 _LAST_WORDS_S = 2  # how long streams may take to end
+# Longest wait at the end for what is being drawn; of a thousand trials that takes 2 s.
+_DRAWN_WITHIN_S = 10.0
 _MOST_CONNECTIONS = 500
 _NEVER_S = 10**9
 _MISDIRECTED = 421
@@ -169,6 +171,8 @@ def serve(watcher: Watcher, listener: socket.socket) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
         _Server(config, page, watcher).run(sockets=[listener])
+    watcher.end()
+    watcher.join(_DRAWN_WITHIN_S)
     if watcher.error is not None:
         raise watcher.error
 

@@ -47,6 +47,7 @@ class Watcher:
         self.error: BaseException | None = None  # an error of the program that has ended a thread
         self._wanted, self._ended = threading.Event(), threading.Event()
         self._slow = SlowDrawing(self._wanted, self._ended)
+        self._threads: list[threading.Thread] = []
         self._panels: dict[str, Panel] = {}
         self._failures = 0
         self._failing_since: datetime | None = None
@@ -72,7 +73,9 @@ class Watcher:
         self._publish = publish
         publish(self._parts(""))
         for run in (self._run, self._slow.run):
-            threading.Thread(target=self._guarded, args=(run,), daemon=True).start()
+            thread = threading.Thread(target=self._guarded, args=(run,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
@@ -90,6 +93,15 @@ class Watcher:
     def end(self) -> None:
         self._ended.set()
         self._wanted.set()
+
+    def join(self, patience_s: float) -> None:
+        """Wait for the threads to end, after `end`.
+
+        A thread that still draws by a library in C++ when Python ends would abort the process.
+        """
+        deadline = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         while self._wanted.wait() and not self._ended.is_set():
