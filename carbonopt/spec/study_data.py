@@ -146,7 +146,7 @@ class PlannedStart(Frozen):
 
     @property
     def effect(self) -> str:
-        """What the wait is expected to save, in words that follow the time; empty if unknown."""
+        """The expected effect of the wait, in words that follow the time; empty if unknown."""
         if self.expected_saving is None:
             return ""
         percent = f"{100 * abs(self.expected_saving):.0f} %"

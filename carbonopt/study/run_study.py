@@ -80,10 +80,11 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
         account = _begin_engine(session, inputs, lease, prepares=False)
         _await_study(database, session)
     stored, session = load_stored(database, session)
-    if waits_for_leader and stored is not None:
-        # What it used while it waited counts even if the others run all trials before it is ready.
-        account.store(stored)
     if stored is not None:
+        if waits_for_leader:
+            # What it used while it waited counts, even if the others run all trials before it is
+            # ready.
+            account.store(stored)
         warn, as_step = session.display.warn, session.as_step
         done = already_done(stored, session.checked, paths, warn, as_step, joins=joins)
         if done is not None:

@@ -32,6 +32,8 @@ UTILISATION_NOTE = (
     " precision."
 )
 DEAR_EVALUATION = 0.2  # energy of evaluating, as a share of training's, from which on it is said
+# With a smaller share of a run, the saving in training says little about the saving of whole runs.
+_SMALL_TRAINING = 0.5
 NO_IMPORTS_S = 1.0  # importing everything takes several seconds, a fork 0.01 s
 SPENT_ON = {
     Kernels.COMPILED: "compilation",
@@ -50,10 +52,6 @@ def section(study: StudyView) -> Section | None:
         if tables
         else None
     )
-
-
-# With a smaller share of a run, the saving in training says little about the saving of whole runs.
-_SMALL_TRAINING = 0.5
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:
