@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from carbonopt.core.states import CPU_CONTENTION_FROM
@@ -44,13 +45,14 @@ class CpuWait:
 
 
 class SpinThrottle(threading.Thread):
-    """A thread that lets OpenMP's threads sleep sooner once other work wants their cores.
+    """A thread that lets OpenMP's threads sleep sooner while other work wants their cores.
 
-    It lasts to the trial's end. Between two parallel regions OpenMP's threads look for the next
-    one, GOMP_SPINCOUNT times, before they sleep: 30,000 are best for a trial alone, and ruin one
-    beside a busy process (reports/performance.md). A running process can't set the number, but
-    libgomp looks 1,000 times at most (`gomp_throttled_spin_count_var`) once its threads outnumber
-    the cores. An idle team of threads makes them do so.
+    Between two parallel regions OpenMP's threads look for the next one, GOMP_SPINCOUNT times,
+    before they sleep: 30,000 are best for a trial alone, and ruin one beside a busy process
+    (reports/performance.md). A running process can't set the number, but libgomp looks 100 times at
+    most (`gomp_throttled_spin_count_var`) while its threads outnumber the cores. An idle team of
+    threads makes them do so. It is dismissed as soon as the threads no longer wait: on a machine
+    that is idle again, waking threads at each region takes several times the energy.
     """
 
     def __init__(self) -> None:
@@ -58,24 +60,50 @@ class SpinThrottle(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        # imported here because a user's script, whose wait is measured too, may have no torch
-        import torch
-
+        is_told = False
         while not self._ended.is_set():
-            wait = CpuWait()
-            wait.begin()
-            self._ended.wait(_LOOK_EVERY_S)
-            if (wait.end() or 0.0) > CPU_CONTENTION_FROM:
+            if not self._is_contended():
+                continue
+            if not is_told:
                 print(
-                    "Other work wants this machine's cores: threads sleep sooner from now on.",
+                    "Other work wants this machine's cores: threads sleep sooner while it does.",
                     flush=True,
                 )
-                # this thread, which has to stay, makes a team of its own
-                torch.ones(_ENOUGH_FOR_A_TEAM).sum()
-                self._ended.wait()
+                is_told = True
+            with _idle_team():
+                while self._is_contended():
+                    pass
+
+    def _is_contended(self) -> bool:
+        """Return whether the threads wait for cores in the next window; not once it has ended."""
+        wait = CpuWait()
+        wait.begin()
+        has_ended = self._ended.wait(_LOOK_EVERY_S)
+        return not has_ended and (wait.end() or 0.0) > CPU_CONTENTION_FROM
 
     def end(self) -> None:
         self._ended.set()
+
+
+@contextlib.contextmanager
+def _idle_team() -> Iterator[None]:
+    """Keep a team of OpenMP threads that does nothing, by a thread of its own."""
+    # imported here because a user's script, whose wait is measured too, may have no torch
+    import torch
+
+    dismissed = threading.Event()
+
+    def keep() -> None:
+        torch.ones(_ENOUGH_FOR_A_TEAM).sum()
+        dismissed.wait()
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        dismissed.set()  # libgomp ends a team with the thread that made it
+        keeper.join()
 
 
 def _thread_times_s() -> tuple[float, float]:
