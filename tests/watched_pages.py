@@ -21,7 +21,7 @@ from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect
 
-WAIT_S = 60.0
+WAIT_S = 240.0  # the live page draws at a low priority, and other tests use the cores
 _STATES = {
     TrialState.COMPLETE: optuna.trial.TrialState.COMPLETE,
     TrialState.RUNNING: optuna.trial.TrialState.RUNNING,
