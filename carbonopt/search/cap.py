@@ -5,12 +5,16 @@ none, nor has any trial of a study that searches the whole front. `study.trial_w
 while the trial runs.
 """
 
+import math
 from collections.abc import Collection, Iterable
 
 from carbonopt.core.trial import TrialRecord
 
 # Before this share of its steps, a trial's cost per step says little about the whole.
 PROJECTED_FROM = 0.05
+# Nor do steps that took less time than this. The meter's readings are 0.05 s apart, and the steps
+# of a trial's first second on two CPU cores have taken up to 2.5 times as long as its later ones.
+PROJECTED_AFTER_S = 2.0
 # Share by which the remaining steps may turn out cheaper than those so far. On an H200 host the
 # same configuration's first steps differed by a tenth from run to run; the margin is 2.5 times
 # that, because little is known so early.
@@ -40,6 +44,7 @@ def exceeds_cap(
     share: float = 0.0,
     projected_kg_co2e: float = 0.0,
     *,
+    measured_s: float = math.inf,
     contended: bool = False,
 ) -> bool:
     """Return whether a trial costs too much to become the recommendation, and so is stopped.
@@ -53,13 +58,14 @@ def exceeds_cap(
             since its first report ÷ all of its steps.
         projected_kg_co2e: emissions at the trial's end, if every step costs what those so far have
             cost.
+        measured_s: duration of the steps that `projected_kg_co2e` is computed from.
         contended: whether other work uses its cores, too. Nothing is projected then: the first
             steps of one and the same configuration have differed by 60 %, as OpenMP's threads look
             for work until they know of it.
     """
     likely_kg_co2e = (
         projected_kg_co2e * (1 - CHEAPER_REST * (1 - share))
-        if share >= PROJECTED_FROM and not contended
+        if share >= PROJECTED_FROM and measured_s >= PROJECTED_AFTER_S and not contended
         else 0.0
     )
     return cap_kg_co2e is not None and max(spent_kg_co2e, likely_kg_co2e) > cap_kg_co2e

@@ -139,10 +139,10 @@ class TrialWatch:
     store_checkpoint: Callable[[Checkpoint], bool] = lambda checkpoint: False
     # Receives a message for the user.
     warn: Callable[[str], None] = lambda text: None
-    # Step and energy in kWh of the first report: before it, energy includes compilation.
-    _first_progress: tuple[int, float] | None = None
-    # Share of the steps that the projection is made from; projected kWh of all steps.
-    _projected: tuple[float, float] = (0.0, 0.0)
+    # Step, energy in kWh and seconds of the first report: before it, energy includes compilation.
+    _first_progress: tuple[int, float, float] | None = None
+    # Share and seconds of the steps that the projection is made from; projected kWh of all steps.
+    _projected: tuple[float, float, float] = (0.0, 0.0, 0.0)
     _phase_untold: bool = True  # no phase has been reported yet
     _log_size: tuple[int, float] = (0, -math.inf)  # size in bytes; time of its last change
     # Evaluations so far; `so_far` gets them when it is stored.
@@ -514,21 +514,25 @@ class TrialWatch:
         return not self.rules.audit
 
     def _exceeds_cap(self) -> bool:
-        cap, share, projected_kwh = self.rules.cap_kg_co2e, *self._projected
+        cap, (share, measured_s, projected_kwh) = self.rules.cap_kg_co2e, self._projected
         # Work that a script does after a step may not be training: only its steps count.
         steps_alone = self.spec.program is not None and not self._phase_untold
         spent_kwh = self._stepped_kwh() if steps_alone else self._train_kwh()
         spent, projected = map(self.rules.emissions_kg_co2e, (spent_kwh, projected_kwh))
-        return exceeds_cap(cap, spent, share, projected, contended=self.so_far.is_contended)
+        contended = self.so_far.is_contended
+        return exceeds_cap(cap, spent, share, projected, measured_s=measured_s, contended=contended)
 
     def _project(self, step: int, total_steps: int) -> None:
         """Project the energy of the whole training from the steps since the first report."""
         train_kwh = self._train_kwh() if self.spec.program is None else self._stepped_kwh()
-        first_step, first_kwh = self._first_progress = self._first_progress or (step, train_kwh)
+        train_s = self.meter.running(Phase.TRAIN).duration_s
+        self._first_progress = self._first_progress or (step, train_kwh, train_s)
+        first_step, first_kwh, first_s = self._first_progress
         if step > first_step:
             per_step_kwh = (train_kwh - first_kwh) / (step - first_step)
             self._projected = (
                 (step - first_step) / total_steps,
+                train_s - first_s,
                 train_kwh + per_step_kwh * (total_steps - step),
             )
 

@@ -277,6 +277,8 @@ def test_a_projection_above_the_cap_counts_from_a_twentieth_of_the_way() -> None
     assert not exceeds_cap(1.0, 0.0, 0.5, 1.1), "the half that is left may be cheaper by a quarter"
     assert exceeds_cap(1.0, 0.0, 0.9, 1.1)
     assert exceeds_cap(1.0, 0.0, 0.05, 1.4)
+    assert not exceeds_cap(1.0, 0.0, 0.5, 9.0, measured_s=1.9), "the meter tells too little of it"
+    assert exceeds_cap(1.0, 0.0, 0.5, 9.0, measured_s=2.0)
     assert not exceeds_cap(1.0, 1.0, 0.5, 9.0, contended=True), (
         "its first steps say little of what it takes alone"
     )
