@@ -3,7 +3,6 @@
 On a terminal it is shown live; elsewhere, with one line per trial.
 """
 
-import math
 import time
 from collections.abc import Collection, Iterable
 
@@ -32,6 +31,7 @@ from carbonopt.core.trial import (
     StopReason,
     TrialRecord,
     TrialState,
+    best_trial,
 )
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Table
@@ -61,7 +61,6 @@ class LiveDisplay:
         self._confirming = self._has_named_fixed = False
         self._searched = frozenset[str]()  # dimensions with more than one value
         self._best: TrialRecord | None = None
-        self._best_kg_co2e = math.inf
         self._start_kg_co2e: float | None = None  # emissions of the start's complete run
 
     def warn(self, text: str) -> None:
@@ -165,21 +164,12 @@ class LiveDisplay:
                 self._print(f"all trials: {fixed}")
 
     def _consider(self, record: TrialRecord) -> None:
-        """Keep a trial as the best one if it meets the target with the least emissions so far.
-
-        Repeats don't count: the least of several runs of one configuration is the luckiest.
-        """
-        kg_co2e = record.emissions_kg_co2e
+        """Keep a trial as the best one if it meets the target with the least emissions so far."""
         is_start = record.trial == START_TRIAL and self._config.search.start is not None
         if is_start and record.state is TrialState.COMPLETE:
-            self._start_kg_co2e = kg_co2e
-        if (
-            record.repeat_of is None
-            and record.meets(self._config.target.at())
-            and kg_co2e is not None
-            and kg_co2e < self._best_kg_co2e
-        ):
-            self._best, self._best_kg_co2e = record, kg_co2e
+            self._start_kg_co2e = record.emissions_kg_co2e
+        so_far = () if self._best is None else (self._best,)
+        self._best = best_trial((*so_far, record), self._config.target.at())
 
     def _refresh(self, what: str) -> None:
         self._what = what
@@ -188,9 +178,10 @@ class LiveDisplay:
             what = energy_text(self._running_kwh) if self._running_kwh else "starting"
         best = f"none meets {self._config.target.at()}"
         if self._best is not None:
-            best = f"trial {self._best.trial}, {emissions_text(self._best_kg_co2e)}"
+            kg_co2e = self._best.emissions_kg_co2e or 0.0
+            best = f"trial {self._best.trial}, {emissions_text(kg_co2e)}"
             if self._start_kg_co2e and self._best.trial != 0:
-                saving = 1 - self._best_kg_co2e / self._start_kg_co2e
+                saving = 1 - kg_co2e / self._start_kg_co2e
                 best += f", {less_text(saving)} than the start"
         # A narrow terminal cuts off the ends of lines, so the configuration comes last.
         lines = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from carbonopt.spec.study_data import InputFile
-from carbonopt.train.scripts.command import Command, without_comments
+from carbonopt.train.scripts.command import Command
 
 _MOST_LEVELS = 2  # levels above the script's folder up to which inputs keep their places
 
@@ -72,7 +72,7 @@ class ScriptPlaces:
 
         A path may be that of an input or of a folder of inputs.
         """
-        command = Command.parse(without_comments(self.command))
+        command = Command.of_shell(self.command)
         for word in (
             word for each in command.simple for word in each.words if command.literal(word)
         ):

@@ -46,7 +46,8 @@ def less_or_more_text(ends: tuple[float | None, float]) -> str:
         )
         return f"at least {least} more" if most is None else f"{least} to {most} more"
     if lowest is None:
-        return f"at most {fmt.percent_text(highest)} less"
+        most = fmt.percent_text(highest)
+        return f"at most {most} less" if most != "100 %" else f"between far more and {most} less"
     if lowest < 0:
         return f"between {fmt.percent_text(-lowest)} more and {fmt.percent_text(highest)} less"
     return f"{range_text(ends)} less"

@@ -28,7 +28,7 @@ from carbonopt.train.data.data_look import (
     likely_task,
     look_at,
 )
-from carbonopt.train.scripts.command import Command, without_comments
+from carbonopt.train.scripts.command import Command
 from carbonopt.train.scripts.script_values import PLACEHOLDERS
 from carbonopt.train.tasks.task import TASKS, task_class
 
@@ -321,7 +321,7 @@ def dimensions_of(command: str) -> tuple[str, ...]:
         BadInput: if there are none, or the command can't be read.
     """
     try:
-        names = Command.parse(without_comments(command)).names
+        names = Command.of_shell(command).names
     except BadInput as error:
         raise BadInput(f"--command: {error}") from error
     found = tuple(name for name in names if name not in PLACEHOLDERS)

@@ -10,7 +10,7 @@ from carbonopt.core import format as fmt
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_duration
 from carbonopt.report.render.html import environment
-from carbonopt.report.sections.trials_section import STOPPED_BECAUSE
+from carbonopt.report.sections.trials_section import end_text
 from carbonopt.report.summary import short_params
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.watched_study import WatchedState
@@ -198,12 +198,11 @@ def _worker(worker: KnownWorker, running: Sequence[TrialRecord]) -> dict[str, st
 
 
 def _ended(record: TrialRecord, data: StudyData) -> dict[str, str]:
-    why = "" if record.stop_reason is None else f": {STOPPED_BECAUSE.get(record.stop_reason, '')}"
     last = record.evals[-1].value if record.evals else None
     value = record.value if record.value is not None else last
     return {
         "trial": f"Trial {record.trial}",
-        "state": f"{record.state.value}{why}",
+        "state": end_text(record),
         "value": data.config.quality.text(value),
         "emissions": fmt.emissions_text(record.emissions_kg_co2e),
         "settings": short_params(record.params, tuple(data.config.search.space.free())),

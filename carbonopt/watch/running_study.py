@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from carbonopt.analysis.remaining import remaining_time
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.trial import TrialRecord, TrialState, best_trial
 from carbonopt.core.units import JOULES_PER_KWH
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData, wall_clock_s
@@ -161,23 +161,8 @@ class EndedTrials:
         if before is not None and (before.config, before.records) == (data.config, records):
             return before
         powered = PowerHistory.latest(records)
-        return cls(data.config, records, best_trial(data), last_trials(data, _LAST_TRIALS), powered)
-
-
-def best_trial(data: StudyData) -> TrialRecord | None:
-    """Return the search's trial of the least emissions among those that meet the target.
-
-    Repeats don't count: the least of several runs of one configuration is the luckiest.
-    """
-    target = data.config.target.at()
-    meeting = [
-        record
-        for record in data.records
-        if record.repeat_of is None
-        and record.meets(target)
-        and record.emissions_kg_co2e is not None
-    ]
-    return min(meeting, key=lambda record: record.emissions_kg_co2e or 0.0, default=None)
+        best = best_trial(data.records, data.config.target.at())
+        return cls(data.config, records, best, last_trials(data, _LAST_TRIALS), powered)
 
 
 def last_trials(data: StudyData, count: int) -> list[TrialRecord]:

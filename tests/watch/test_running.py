@@ -122,10 +122,11 @@ def test_running_and_interrupted_trials_are_still_to_do():
 
 def test_the_best_meets_the_target_with_the_least_emissions():
     data = study(trial(0, 3e-3), trial(1, 2e-3), trial(2, 1e-3, 9.0), ended=None)
-    assert best_trial(data).trial == 1
-    assert best_trial(study(trial(0, perplexity=9.0))) is None
+    target = data.config.target.at()
+    assert best_trial(data.records, target).trial == 1
+    assert best_trial(study(trial(0, perplexity=9.0)).records, target) is None
     lucky = trial(3, 1e-3, repeat_of=1, seed=1)
-    assert best_trial(data.model_copy(update={"records": (*data.records, lucky)})).trial == 1
+    assert best_trial((*data.records, lucky), target).trial == 1
 
 
 def test_the_last_trials_are_those_that_ended_last():

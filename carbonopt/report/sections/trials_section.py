@@ -35,7 +35,7 @@ FEW_TRIALS = 10  # completed trials; with fewer, the front is a sketch
 # Evaluation examples; of more, a share is known to 5 points at the level of all intervals.
 FEW_EXAMPLES = 400
 FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported record
-STOPPED_BECAUSE = {
+_STOPPED_BECAUSE = {
     StopReason.TARGET: "target out of reach",
     StopReason.CAP: "emits more, or is expected to emit more, than the best",
     StopReason.BUDGET: "the budget ended",
@@ -167,11 +167,21 @@ def setting(name: str, label: str, settings_of: Callable[[Any], Mapping[str, Any
     return Column(label=label, numeric=True), cell
 
 
+def end_text(record: TrialRecord) -> str:
+    """Return a trial's state and, of one that was stopped, why.
+
+    An interrupted trial did not fail, although its state says so until it runs again.
+    """
+    if record.stop_reason is None:
+        return record.state.value
+    because = _STOPPED_BECAUSE[record.stop_reason]
+    interrupted = record.stop_reason is StopReason.INTERRUPTED
+    return because if interrupted else f"{record.state.value}: {because}"
+
+
 def state_text(record: TrialRecord, rec: Recommendation) -> str:
     """Return a trial's state, the reason for it, and the trial's part in the report."""
-    text = record.state.value
-    if record.stop_reason is not None:
-        text += f": {STOPPED_BECAUSE[record.stop_reason]}"
+    text = end_text(record)
     if record.forecast is not None:
         forecast = record.forecast
         off = f"{forecast.sds_short:.1f} standard deviations off, {forecast.sds_needed:.1f} needed"

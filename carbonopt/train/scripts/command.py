@@ -124,8 +124,17 @@ class Command:
     variables: tuple[str, ...]  # shell variables that the command has in ${}
 
     @classmethod
+    def of_shell(cls, text: str) -> "Command":
+        """Read a command for a shell, without its comments. Raises BadInput, as `parse` does."""
+        return cls.parse(without_comments(text))
+
+    @classmethod
     def parse(cls, text: str) -> "Command":
-        """Read a command. Raises BadInput for unmatched braces or quotes and wrong placeholders."""
+        """Read a command, or a path with placeholders, in which # begins no comment.
+
+        Raises:
+            BadInput: for unmatched braces or quotes and wrong placeholders.
+        """
         placeholders: list[Placeholder] = []
         variables: list[str] = []
 

@@ -22,7 +22,7 @@ from carbonopt.spec.space_settings import Space
 from carbonopt.spec.trial_spec import Program, TrialSpec
 from carbonopt.spec.workload_settings import Workload
 from carbonopt.train.scripts import script_check, script_sources
-from carbonopt.train.scripts.command import Command, Simple, without_comments
+from carbonopt.train.scripts.command import Command, Simple
 from carbonopt.train.scripts.config_template import ConfigTemplate
 from carbonopt.train.scripts.script_values import PLACEHOLDERS, with_batches
 from carbonopt.train.tasks.task import Card, Task
@@ -182,7 +182,7 @@ class Script(Task):
             BadInput: if the command can't be parsed.
         """
         try:
-            return Command.parse(without_comments(self.workload.command))
+            return Command.of_shell(self.workload.command)
         except BadInput as error:
             raise BadInput(f"workload.command: {error}") from error
 
