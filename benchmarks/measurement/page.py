@@ -343,12 +343,14 @@ def _neighbours(results: dict[str, Result]) -> str:
             _table(["Busy processes", "Run", "Recommended", "Saving (%)"], each),
         ]
     parts.append(
-        "The runs on the Intel Xeon are of 2026-11-28. Tests and other short programs ran beside"
-        " them at times, also beside those that are to have no busy process. In two of these five,"
-        " one repeat of the best configuration took 4.0 and 5.0 times the energy of the first run,"
-        " while it waited for a core for only 9 and 14 % of its time. In one of the two the mean"
-        " then made another configuration the recommendation; in the other the saving is 62 %. The"
-        " cause was not found. The report now says when runs of one configuration differ so much."
+        "The runs on the Intel Xeon are of 2026-11-29. Short programs ran beside some of them. The"
+        " day before, five runs beside no busy process saved 85.3, 82.8, 82.6, 72.7 (by another"
+        " recommendation) and 62.0 %. The cause: threads that had met other work once slept sooner"
+        " to the trial's end, which took up to seven times the energy"
+        " ([measured](performance.md#tokens-a-second-on-two-cpu-cores)). They now look for work"
+        " again as soon as nobody else wants the cores. One more run after that recommended another"
+        " configuration for 80.5 %: the cheapest one had been stopped by what five steps of its"
+        " first second took. The cap now projects nothing from less than two seconds."
     )
     parts.append(
         "An earlier version repeated the 15 runs on the AMD EPYC beside light work: the same"
