@@ -345,12 +345,13 @@ def _neighbours(results: dict[str, Result]) -> str:
     parts.append(
         "The runs on the Intel Xeon are of 2026-11-29. Short programs ran beside some of them. The"
         " day before, five runs beside no busy process saved 85.3, 82.8, 82.6, 72.7 (by another"
-        " recommendation) and 62.0 %. The cause: threads that had met other work once slept sooner"
-        " to the trial's end, which took up to seven times the energy"
+        " recommendation) and 62.0 %. The likely cause, which other runs of the same configuration"
+        " showed: threads that had waited for a core once slept sooner to the trial's end, which"
+        " took up to seven times the energy"
         " ([measured](performance.md#tokens-a-second-on-two-cpu-cores)). They now look for work"
         " again as soon as nobody else wants the cores. One more run after that recommended another"
-        " configuration for 80.5 %: the cheapest one had been stopped by what five steps of its"
-        " first second took. The cap now projects nothing from less than two seconds."
+        " configuration for 80.5 %: the cheapest one had been stopped after seven steps, by what"
+        " they took. The cap now projects nothing from less than two seconds."
     )
     parts.append(
         "An earlier version repeated the 15 runs on the AMD EPYC beside light work: the same"

@@ -26,9 +26,12 @@ from carbonopt.core.format import (
     plus_minus_text,
 )
 from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.report.assemble import whole
+from carbonopt.report.caveats import less_or_more_text
 from carbonopt.report.paper.paper_files import NAMES as PAPER_NAMES
 from carbonopt.report.paper.paper_files import paper_files
+from carbonopt.report.sections.trials_section import end_text
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import short_params
 from carbonopt.report.writing import NAMES, write_report
@@ -340,3 +343,15 @@ def test_names_do_not_turn_round_what_stands_beside_them(tmp_path):
         assert tab.run(f"{edge}(document.querySelector('.eyebrow').firstChild)(0) < {name}(3)")
     for line in (index.parent / "report.md").read_text().splitlines():
         assert not re.search("[\u202a-\u202e\u2066-\u2069]", line)
+
+
+def test_an_interrupted_trial_is_not_called_failed() -> None:
+    interrupted = trial(0, state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED)
+    assert end_text(interrupted) == "interrupted"
+    assert end_text(pruned(1)) == "pruned: target out of reach"
+    assert end_text(trial(2)) == "complete"
+
+
+def test_an_interval_without_an_end_states_no_saving_of_everything() -> None:
+    assert less_or_more_text((None, 1.0)) == "between far more and 100 % less"
+    assert less_or_more_text((None, 0.3)) == "at most 30 % less"
