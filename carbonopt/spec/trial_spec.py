@@ -16,6 +16,7 @@ class ZeroLeaves(Frozen):
 
     classes: tuple[str, ...]  # with their modules' names
     largest_parameters: int  # parameters of the largest block
+    model_parameters: int  # parameters of the whole model
 
 
 class Prepared(Frozen):

@@ -16,6 +16,7 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Choices, Fixed, Space
+from carbonopt.spec.trial_spec import ZeroLeaves
 from carbonopt.spec.workload_settings import Workload
 from carbonopt.train.data.packing import (
     IGNORED,
@@ -679,6 +680,20 @@ def test_takes_deepspeed_keys_and_merges_them():
         "enabled": False
     }
     assert "auto" not in json.dumps(config)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "saves_memory"),
+    [({}, False), ({"stage3_max_live_parameters": 100}, True)],
+)
+def test_zero_3_lets_go_of_linear_weights_only_where_that_saves_memory(chosen, saves_memory):
+    leaves = ZeroLeaves(classes=("a.Block",), largest_parameters=10, model_parameters=101)
+    params = TrialParams(
+        global_batch_size=2, micro_batch_size_per_gpu=2, learning_rate=1e-3, epochs=1, zero_stage=3
+    )
+    given = workload(deepspeed={"zero_optimization": chosen})
+    zero = deepspeed_config(params, given, on_gpu=True, leaves=leaves)["zero_optimization"]
+    assert zero["memory_efficient_linear"] is saves_memory
 
 
 def test_warm_up_beside_a_rate_that_has_none_is_refused():

@@ -76,7 +76,10 @@ def test_the_blocks_of_a_model_are_found(model: dict, task: str, classes: list[s
 
 def test_the_largest_block_counts_its_parameters() -> None:
     # Attention, three products of the feed-forward layer, two norms.
-    assert leaves(LLAMA).largest_parameters == 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32
+    block = 4 * 32 * 32 + 3 * 32 * 64 + 2 * 32
+    found = leaves(LLAMA)
+    assert found.largest_parameters == block
+    assert found.model_parameters == 3 * block + 2 * 3000 * 32 + 32
 
 
 @pytest.mark.parametrize(

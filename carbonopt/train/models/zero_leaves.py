@@ -63,6 +63,7 @@ def zero_leaves(
             for block in blocks
             if type(block) in classes
         ),
+        model_parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
 
