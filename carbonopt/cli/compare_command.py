@@ -59,7 +59,8 @@ def compare(
     from carbonopt.cli.display import print_tables
     from carbonopt.report.render import terminal
 
-    print(printable(terminal.render(document)))
+    all_caveats = "in --json" if out is None else "on the page and in --json"
+    print(printable(terminal.render(document, all_caveats)))
     print_tables(table for table in document.tables() if not table.folded)
     if out is not None:
         print(f"Page: {printable(str(page))}")

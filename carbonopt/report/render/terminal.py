@@ -4,10 +4,13 @@ from carbonopt.core.format import count_text
 from carbonopt.report.document import MOST_CAVEATS, Document
 
 
-def render(document: Document) -> str:
+def render(document: Document, all_caveats: str = "in the report and in --json") -> str:
     """Return what to do, what it saves and how sure that is, as plain text.
 
     The most serious caveats follow, and the number of the others.
+
+    Args:
+        all_caveats: Where the others are, in words.
     """
     lines = [document.headline, *(f"  {line}" for line in document.details)]
     width = max((len(tile.label) for tile in document.tiles), default=0)
@@ -20,5 +23,5 @@ def render(document: Document) -> str:
         for caveat in document.caveats[:MOST_CAVEATS]
     ]
     if (more := len(document.caveats) - MOST_CAVEATS) > 0:
-        lines.append(f"  and {count_text(more, 'more caveat')}, in the report and in --json")
+        lines.append(f"  and {count_text(more, 'more caveat')}, {all_caveats}")
     return "\n".join(lines)
