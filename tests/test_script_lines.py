@@ -83,6 +83,19 @@ def test_a_python_without_any_package_runs_them(bare_python: Path, tmp_path: Pat
     assert [point["value"] for point in record["evals"]] == [0.25, 0.5, 0.75]
 
 
+@pytest.mark.slow
+def test_a_script_does_not_wait_for_the_lock_of_a_killed_build(tmp_path: Path) -> None:
+    lock = tmp_path / "extensions" / "py312_cu130" / "fused_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    found = 'list(pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/*/lock"))'
+    study = study_of(tmp_path, f"import os, pathlib\nassert not {found}\n" + LOOP)
+    extensions = str(tmp_path / "extensions")
+    arguments = ("run", study, "--out", tmp_path / "out", "--trials", "1")
+    done = within(*arguments, TORCH_EXTENSIONS_DIR=extensions)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_its_winner_runs_there_with_the_copy_beside_it(bare_python: Path, tmp_path: Path) -> None:
     for path, text in copies("carbonopt.script").files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

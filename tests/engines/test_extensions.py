@@ -170,6 +170,23 @@ def test_a_lock_without_a_note_is_dead_when_no_process_has_it_open(folder: Path)
     assert not lock.exists()
 
 
+def test_a_script_finds_no_dead_lock_of_any_operator_or_python(folder: Path) -> None:
+    """Which operators a script loads isn't known; its own Python's folder may be another."""
+    root = folder.parent
+    left, others, held = (
+        root / name / "lock" for name in ("fused_adam", "py39_cu118/utils", "py312_cu130/utils")
+    )
+    for lock in (left, others, held):
+        lock.parent.mkdir(parents=True)
+    left.touch()
+    others.touch()
+    with subprocess.Popen([sys.executable, "-c", HOLDING, held], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        extensions.clear_dead_locks(os.environ)
+        assert [lock.exists() for lock in (left, others, held)] == [False, False, True]
+        process.kill()
+
+
 @pytest.mark.parametrize(
     ("changes", "is_running"),
     [

@@ -256,12 +256,7 @@ def mend(operators: Sequence[str]) -> None:
     Torch would wait for their locks for ever, and load half a library.
     """
     for lock in locks_of(operators):
-        if lock.is_dead:
-            with nobody_builds(lock.path.parent) as ours:
-                # The identity differs if another build has begun meanwhile.
-                if ours and _identity(lock.path) == lock.identity:
-                    _remove_products(lock.path.parent)
-                    lock.path.unlink(missing_ok=True)
+        _clear_if_dead(lock)
     locked = {lock.operator for lock in locks_of(operators)}
     for operator in operators:
         folder = _folder_of_this_torch() / operator
@@ -270,6 +265,26 @@ def mend(operators: Sequence[str]) -> None:
             with nobody_builds(folder) as ours:
                 if ours:
                     _remove_products(folder)
+
+
+def clear_dead_locks(environment: Mapping[str, str]) -> None:
+    """Remove the locks that killed builds have left, of any operator and any Python.
+
+    For scripts: which operators one loads isn't known, and it would wait for such a lock for ever.
+    """
+    folder = extensions_folder(environment)
+    for path in (*folder.glob(f"*/{guard.LOCK}"), *folder.glob(f"*/*/{guard.LOCK}")):
+        if (lock := lock_at(path.parent.name, path)) is not None:
+            _clear_if_dead(lock)
+
+
+def _clear_if_dead(lock: OperatorLock) -> None:
+    if lock.is_dead:
+        with nobody_builds(lock.path.parent) as ours:
+            # The identity differs if another build has begun meanwhile.
+            if ours and _identity(lock.path) == lock.identity:
+                _remove_products(lock.path.parent)
+                lock.path.unlink(missing_ok=True)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -29,7 +29,12 @@ from carbonopt.engines.process.environment import (
     of_launcher,
     work_environment,
 )
-from carbonopt.engines.process.extensions import missing_operators, needed_operators, wait_for
+from carbonopt.engines.process.extensions import (
+    clear_dead_locks,
+    missing_operators,
+    needed_operators,
+    wait_for,
+)
 from carbonopt.engines.process.forking import CannotFork, ForkedWork, ForkServer
 from carbonopt.engines.process.processes import WorkProcesses, run_module
 from carbonopt.spec.launch_settings import LocalLaunch
@@ -282,6 +287,7 @@ class ProcessLauncher:
         write_json(spec_file, spec.model_dump(mode="json"))
         if spec.program is not None:
             self._uses_deepspeed = spec.program.uses_deepspeed
+            clear_dead_locks(self._environment | spec.program.environment)
             for path, text in spec.program.files.items():
                 Path(path).write_text(text, encoding="utf-8")
         if self._fork_server is not None:
