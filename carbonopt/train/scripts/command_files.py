@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 import carbonopt
-from carbonopt.core.files import is_file, is_folder, parsed_json
+from carbonopt.core.files import is_file, is_folder, opened_unnoted, parsed_json
 
 _LONGEST_NAME = 1024  # characters of a text that may be a path; longer ones are documents
 _SHELLS = re.compile(rb"#!.*\b(ba|da|z|k)?sh\b")
@@ -146,7 +146,9 @@ class CommandFiles:
     def _add_texts(self, path: Path) -> None:
         """Add the files that a configuration or a program in another language names."""
         try:
-            source = path.read_bytes() if path.stat().st_size <= _LONGEST_TEXT else b""
+            with opened_unnoted(path) as file:
+                is_long = os.fstat(file.fileno()).st_size > _LONGEST_TEXT
+                source = b"" if is_long else file.read()
         except OSError:
             return
         if path.suffix == ".ipynb":
@@ -645,7 +647,7 @@ def _is_shell_script(path: Path) -> bool:
 def _begins_with(path: Path, line: re.Pattern[bytes]) -> bool:
     """Return whether the first line of a file matches a pattern; False if it can't be read."""
     try:
-        with path.open("rb") as file:
+        with opened_unnoted(path) as file:
             return line.match(file.readline(200)) is not None
     except OSError:
         return False
