@@ -341,6 +341,23 @@ def test_a_package_installed_by_a_link_is_the_users(name: str, text: str, tmp_pa
     assert program == {"t.py", "src/own/__init__.py", "src/own/model.py"}
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.py", "import helper\nx = a" + ".b()" * 900 + "\ny = ''" + " + 'b'" * 900),
+        ("c.json", "[" * 100_000),
+        ("n.ipynb", "[" * 100_000),
+        ("n.ipynb", '{"cells": [{"cell_type": "code", "source": 3}]}'),
+    ],
+)
+def test_what_is_nested_deeply_or_is_something_else_makes_no_traceback(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    there = {"t.py": "import helper", "helper.py": ""}
+    program, named = found(f"python t.py {name}", written(tmp_path, {**there, name: text}))
+    assert {"t.py", "helper.py", name} == program | named
+
+
 def test_names_that_stand_for_themselves_end(tmp_path: Path) -> None:
     doubled = "\n".join(f"a{i} = a{i + 1} + a{i + 1}" for i in range(30))
     text = f"x = x + x\ny = f'{{y}}{{y}}'\n{doubled}\na30 = 'a'"

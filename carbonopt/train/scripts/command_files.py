@@ -410,7 +410,7 @@ def _imported_packages(node: ast.AST) -> Iterator[str]:
     """
     if not isinstance(node, ast.Call):
         return
-    called = ast.unparse(node.func).rpartition(".")[2]
+    called = _last_name(node.func)
     if called in ("iter_modules", "walk_packages"):
         yield ""
     elif called in ("import_module", "__import__") and node.args:
@@ -451,7 +451,7 @@ def _known_names(nodes: Sequence[ast.AST], path: Path) -> dict[str, ast.expr]:
 
 def _paths_made(node: ast.expr, known: Mapping[str, ast.expr], folder: Path) -> Iterator[str]:
     """Yield the paths that an expression makes of several parts, also by a pattern."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+    if isinstance(node, ast.Call) and _last_name(node.func) in (
         "glob",
         "iglob",
     ):
@@ -470,18 +470,34 @@ def _added_paths(nodes: Sequence[ast.AST], known: Mapping[str, ast.expr]) -> Ite
     """Yield the folders that a file adds to sys.path, as far as it says which."""
     for node in nodes:
         added: list[ast.expr] = []
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "sys.path.append",
-            "sys.path.insert",
-            "sys.path.extend",
-        ):
+        if isinstance(node, ast.Call) and _is_of_sys_path(node.func):
             added = node.args
-        elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "sys.path":
+        elif isinstance(node, ast.AugAssign) and _is_sys_path(node.target):
             added = [node.value]
         for value in added:
             for each in value.elts if isinstance(value, ast.List | ast.Tuple) else [value]:
                 if (text := _path_text(each, known)) is not None:
                     yield text
+
+
+def _is_of_sys_path(called: ast.expr) -> bool:
+    return (
+        isinstance(called, ast.Attribute)
+        and called.attr in ("append", "insert", "extend")
+        and _is_sys_path(called.value)
+    )
+
+
+def _is_sys_path(node: ast.expr) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="sys"), attr="path"):
+            return True
+    return False
+
+
+def _last_name(called: ast.expr) -> str:
+    """Return the last part of the name of what is called: `join` of os.path.join."""
+    return str(getattr(called, "attr", getattr(called, "id", "")))
 
 
 def _path_text(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> str | None:
@@ -527,7 +543,7 @@ def _path_text(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) ->
         case ast.Call(func=ast.Attribute(value=inner, attr="joinpath"), args=args):
             return _joined([text_of(inner), *map(text_of, args)])
         case ast.Call(func=called, args=args):
-            name = ast.unparse(called).rpartition(".")[2]
+            name = _last_name(called)
             if name in ("getcwd", "cwd"):
                 return "."
             if name == "dirname" and args:
