@@ -121,7 +121,7 @@ def opened_unnoted(path: Path) -> BinaryIO:
     By that time a study tells whether a trial has read what another one wrote.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOATIME", 0))
     except PermissionError:  # it is another user's
         return path.open("rb")
     return os.fdopen(descriptor, "rb")
