@@ -386,6 +386,49 @@ def test_a_batch_of_two_optimizers_is_one_step(tmp_path: Path) -> None:
     ), record.failure
 
 
+LIGHTNING_HOOKS = """
+from types import SimpleNamespace as Having
+from carbonopt.script.callbacks import _LightningHooks
+trainer = Having(estimated_stepping_batches=TOTAL, world_size=1, global_step=0, callback_metrics={},
+                 should_stop=False, save_checkpoint=print)
+hooks = _LightningHooks("val_accuracy")
+
+def validated(metric):
+    hooks.on_validation_start(trainer, None)
+    trainer.callback_metrics[metric] = 0.75
+    hooks.on_validation_end(trainer, None)
+
+hooks.on_train_start(trainer, None)
+for batch in (1, 2):
+    trainer.global_step += 1
+    hooks.on_train_batch_end(trainer)
+for metric in WHILE: validated(metric)
+hooks.on_train_end(trainer, None)
+for metric in LATER: validated(metric)
+"""
+
+
+@pytest.mark.parametrize(
+    ("total", "during", "later", "said"),
+    [
+        ("float('inf')", ["val_accuracy"], [], "workload.steps"),  # max_time
+        ("-1", ["val_accuracy"], [], "workload.steps"),  # data without a length
+        ("2", ["val_accuracy/dataloader_idx_0"], [], "is none of val_accuracy/dataloader_idx_0"),
+        ("2", [], ["val_accuracy"], None),
+    ],
+)
+@pytest.mark.slow
+def test_what_lightning_does_not_say_is_named(
+    total: str, during: list[str], later: list[str], said: str | None, tmp_path: Path
+) -> None:
+    script = LIGHTNING_HOOKS.replace("TOTAL", total)
+    record = watched(script.replace("WHILE", repr(during)).replace("LATER", repr(later)), tmp_path)
+    if said is None:
+        assert (record.state, record.value) == (TrialState.COMPLETE, 0.75), record.failure
+    else:
+        assert record.failure.kind == "bad_input" and said in record.failure.text
+
+
 def test_a_report_after_the_end_is_the_last_evaluation(tmp_path: Path) -> None:
     script = """
         import carbonopt.script as carbon

@@ -5,6 +5,7 @@ They do what `with` and `if` do in a training loop of one's own.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
@@ -136,9 +137,12 @@ class _LightningHooks:
 
     run: Run | None = None  # None: during the check of the validation before the training
     optimizer_steps = 0  # sum over all optimizers
+    other_metrics: tuple[str, ...] = ()  # metrics of the last validation that lacked `metric`
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        self.run = Run(int(trainer.estimated_stepping_batches), trainer.world_size)
+        # Infinite or -1 where a time limit or the data's end decides: then the study file has it.
+        total = trainer.estimated_stepping_batches
+        self.run = Run(int(total) if 0 < total < math.inf else None, trainer.world_size)
         self.run.check_metric(self.metric, self.quality)
         self.optimizer_steps = trainer.global_step
         begun = self.optimizer_steps // len(trainer.optimizers) if self.optimizer_steps else 0
@@ -170,15 +174,23 @@ class _LightningHooks:
             self.run.enter(Phase.EVAL, Stage.EVALUATION)
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
-        if self.run is None or self.run.has_ended:
+        # Skip a validation after the training that has reported its quality, such as one of another
+        # checkpoint.
+        if self.run is None or (self.run.has_ended and self.run.has_reported):
             return
         if (value := trainer.callback_metrics.get(self.metric)) is not None:
             quality: Any = {self.quality: float(value)}
             trainer.should_stop |= self.run.report(**quality)
+        else:
+            self.other_metrics = tuple(trainer.callback_metrics)
         self.run.resume()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         assert self.run is not None
+        if self.other_metrics and not self.run.has_reported:
+            must = "carbonopt.script.lightning_callback must be given a metric of the validation"
+            has = f"{self.metric!r} is none of {', '.join(self.other_metrics)}"
+            self.run.refuse(f"{must}, but {has}; give one of them, or log it.")
         self.run.end()
 
 

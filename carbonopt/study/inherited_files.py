@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from carbonopt.core.files import is_file
+from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import Program, TrialSpec
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.input_files import written_in
+from carbonopt.train.tasks.task import task_for
 
 _MOST_FILES = 10_000  # largest number of files that are looked at; so many take 0.1 s
 _MOST_NAMED = 20
@@ -36,7 +39,8 @@ class InheritedFiles:
     never does it. A file whose reads are not recorded, or that was replaced, may have been read.
     """
 
-    folders: Sequence[Path]  # the folders of the script and in which it runs
+    # the folders of the script and in which it runs, and other files and folders that it names
+    folders: Sequence[Path]
     # Spans in which earlier trials ran, in seconds since 1970: a file that changed at another time,
     # such as a study file that its user has edited, was not changed by a trial.
     windows: Sequence[tuple[float, float]]
@@ -63,9 +67,9 @@ class InheritedFiles:
         return tuple(names[:_MOST_NAMED])
 
     def _name(self, file: Path) -> str:
-        return str(
-            next(file.relative_to(folder) for folder in self.folders if file.is_relative_to(folder))
-        )
+        """Return a file's name in the script's folder, or its path if it lies elsewhere."""
+        first = self.folders[0]
+        return str(file.relative_to(first) if file.is_relative_to(first) else file)
 
 
 def _held_by_command() -> set[tuple[int, int]]:
@@ -131,11 +135,14 @@ def _may_be_read(file: Path, before: os.stat_result) -> bool:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and its subfolders, the nearest first, each folder once.
+    """Yield the files of a folder and its subfolders, the nearest first; of a file itself.
 
     Links are followed: a folder of checkpoints is often one to a larger disk. Caches, hidden files
     and the folders of studies are left out.
     """
+    if is_file(folder):
+        yield folder
+        return
     waiting, left = [folder], _MOST_FILES
     seen: set[str] = set()
     while waiting:
@@ -173,4 +180,11 @@ def inherited_files(spec: TrialSpec, data: StudyData) -> InheritedFiles | None:
     ]
     if spec.program is None or not earlier:
         return None
-    return InheritedFiles(script_folders(spec.program), [*map(written_in, earlier)])
+    folders = [*script_folders(spec.program), *_named(data.config)]
+    return InheritedFiles(folders, [*map(written_in, earlier)])
+
+
+def _named(config: StudyConfig) -> list[Path]:
+    """Return the files and folders that a script names now, which may lie outside of its folder."""
+    assert config.workload is not None
+    return [*map(Path, task_for(config.workload.model_dump(mode="json")).input_files())]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import carbonopt
 from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, StudyInterrupted
+from carbonopt.core.files import opened_unnoted
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import InputFile
@@ -243,7 +244,7 @@ def _with_sha256(file: InputFile, interrupted: Callable[[], bool]) -> InputFile:
     last, steps = file.bytes - _PIECE_BYTES, file.pieces - 1
     spread = (last * step // steps for step in range(file.pieces))
     try:
-        with Path(file.path).open("rb") as opened:
+        with opened_unnoted(Path(file.path)) as opened:
             for place in spread if file.pieces else range(0, file.bytes, _PIECE_BYTES):
                 if interrupted():
                     raise StudyInterrupted(BEFORE_A_TRIAL)

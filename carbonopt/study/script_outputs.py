@@ -9,7 +9,7 @@ from pathlib import Path
 
 from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
-from carbonopt.core.trial import TrialRecord
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
 
@@ -23,7 +23,8 @@ def remove_outputs(
         data: The study as it is stored; only outputs of its trials can be removed.
         warn: Called for each output that can't be removed.
         ended: Whether no trial is running or will follow. Until then, each trial on the Pareto
-            front may become the answer.
+            front may become the answer. With `confirm`, every complete trial may: repeats can move
+            a configuration to another place.
     """
     workload = data.config.workload
     keeps = "all" if workload is None else (workload.model_extra or {}).get("keep_outputs", "all")
@@ -31,7 +32,7 @@ def remove_outputs(
         return
     needed = set[int]()
     if keeps == "winner":
-        needed = _answer(data) if ended else set(pareto_front(data.records))
+        needed = _answer(data) if ended else _candidates(data)
     for folder in _outputs(
         (record for record in data.records if record.trial not in needed), paths
     ):
@@ -43,6 +44,17 @@ def remove_outputs(
                 shutil.rmtree(folder)
         except OSError as error:
             warn(f"{folder} can't be removed: {error.strerror}; workload.keep_outputs is {keeps}.")
+
+
+def _candidates(data: StudyData) -> set[int]:
+    """Return the trials that may become the answer while the study goes on."""
+    if data.config.confirm is None:
+        return set(pareto_front(data.records))
+    return {
+        record.trial
+        for record in data.records
+        if record.repeat_of is None and record.state is TrialState.COMPLETE
+    }
 
 
 def _answer(data: StudyData) -> set[int]:

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace as Having
 
 import pytest
 from commands import within
-from small_studies import study, trial
+from small_studies import script_run, script_study, study, trial
 from test_script import exported, study_of
 
 from carbonopt.core.dimensions import TrialParams
@@ -17,8 +19,8 @@ from carbonopt.core.quality import quality_of
 from carbonopt.report.sections.trial_conduct_section import caveats
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import headline
-from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.study.inherited_files import InheritedFiles
+from carbonopt.spec.trial_spec import Program, TrialSpec
+from carbonopt.study.inherited_files import InheritedFiles, inherited_files
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 
@@ -58,6 +60,34 @@ def test_a_file_that_a_trial_changed_and_another_reads_is_inherited(tmp_path: Pa
     assert inherited(tmp_path, since_s, trial=resumes) == ("ckpt/last.bin",)
 
 
+@pytest.mark.parametrize("place", ["{folder}/elsewhere/last.bin", "{folder}/.saved/last.bin"])
+def test_a_file_that_a_script_names_outside_its_folder_is_inherited(
+    place: str, tmp_path: Path
+) -> None:
+    weights = Path(place.format(folder=tmp_path))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(
+        f"folder = {str(weights.parent)!r}\nread(os.path.join(folder, 'last.bin'))"
+    )
+    results = tmp_path / "results.json"  # written by each trial, and read by nobody
+    (tmp_path / "code" / "train.py").open("a").write(f"\nwrite({str(results)!r})")
+    os.utime(tmp_path / "code" / "train.py", (0, 0))
+    since_s = began(tmp_path)
+    results.write_text("{}")
+    weights.parent.mkdir()
+    weights.write_text("of trial 0")
+    workload = {"folder": str(tmp_path / "code"), "command": "python train.py {learning_rate}"}
+    began_at = datetime.fromtimestamp(since_s, UTC).isoformat()
+    data = script_study(script_run(0, 30.0, started_at=began_at), workload=workload)
+    program = Program(argv=("python", "train.py"), folder=str(tmp_path / "code"), environment={})
+    spec = Having(number=1, attempt=1, program=program)
+    found = inherited_files(spec, data)  # type: ignore[arg-type]
+    assert found is not None
+    time.sleep(0.02)
+    weights.read_text()
+    assert found.read() == (str(weights),)
+
+
 def test_a_file_behind_links_is_inherited(tmp_path: Path) -> None:
     since_s = began(tmp_path)
     (tmp_path / "disk").mkdir()
@@ -94,7 +124,7 @@ def test_what_its_user_changed_between_two_trials_is_not_inherited(tmp_path: Pat
 def test_the_output_of_the_study_itself_is_not_inherited(command: str, tmp_path: Path) -> None:
     code = f"""
 import math, pathlib, sys, time
-from carbonopt.study.inherited_files import InheritedFiles
+from carbonopt.study.inherited_files import InheritedFiles, inherited_files
 folder = pathlib.Path({str(tmp_path)!r})
 (folder / "last.bin").write_text("of trial 0")
 print("trial 0", flush=True)

@@ -8,6 +8,7 @@ import pytest
 from small_studies import script_run, script_study
 
 from carbonopt.core.trial import Failure, StopReason, TrialRecord, TrialState
+from carbonopt.spec.search_settings import Confirm
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.script_outputs import remove_outputs
 
@@ -26,7 +27,12 @@ RUNS = (
 
 
 def kept(
-    folder: Path, runs: tuple[TrialRecord, ...] = RUNS, *, ended: bool, **workload: Any
+    folder: Path,
+    runs: tuple[TrialRecord, ...] = RUNS,
+    *,
+    ended: bool,
+    confirm: Confirm | None = None,
+    **workload: Any,
 ) -> list[int]:
     """Return the trials whose outputs are still there."""
     paths = StudyPaths(folder)
@@ -36,7 +42,9 @@ def kept(
         (output / "weights").write_text("1")
         paths.trial_log(record.trial, 1).write_text("said")
     complaints: list[str] = []
-    remove_outputs(script_study(*runs, workload=workload), paths, complaints.append, ended=ended)
+    data = script_study(*runs, workload=workload)
+    data = data.model_copy(update={"config": data.config.model_copy(update={"confirm": confirm})})
+    remove_outputs(data, paths, complaints.append, ended=ended)
     assert not complaints
     assert all(paths.trial_log(record.trial, 1).exists() for record in runs), (
         "what was measured stays"
@@ -50,6 +58,13 @@ def kept(
 
 def test_while_a_study_runs_whatever_may_become_the_answer_stays(tmp_path: Path) -> None:
     assert kept(tmp_path, ended=False) == [0, 1, 2, 5, 7]
+
+
+def test_until_configurations_are_confirmed_each_complete_one_s_stays(tmp_path: Path) -> None:
+    """Trial 1 beats trial 3 in both, but not with another seed: trial 3 is recommended."""
+    repeat = script_run(8, 5.0, 2e-3, repeat_of=1, seed=4)
+    confirm = Confirm(seeds=2, runners_up=1)
+    assert kept(tmp_path, (*RUNS, repeat), ended=False, confirm=confirm) == [0, 1, 2, 3, 5, 7]
 
 
 def test_at_its_end_the_winner_s_stays(tmp_path: Path) -> None:

@@ -222,6 +222,148 @@ def test_what_a_command_reads(
     assert found(command, written(tmp_path / "here", files)) == (program, named)
 
 
+ROWS = "data/rows.csv"
+# The command, texts of files, and the files that it reads beside its first one.
+READS = {
+    "a path of parts": (
+        "python t.py",
+        {"t.py": "open(Path(__file__).parent / 'data' / 'rows.csv')"},
+        {ROWS},
+    ),
+    "a path joined from a name": (
+        "python t.py",
+        {"t.py": "root = 'data'\nopen(os.path.join(root, 'rows.csv'))"},
+        {ROWS},
+    ),
+    "a path in an f-string": ("python t.py", {"t.py": "D = 'data'\nopen(f'{D}/rows.csv')"}, {ROWS}),
+    "an option's default": (
+        "python t.py",
+        {"t.py": "p.add_argument('--data-dir', default='data')\nopen(a.data_dir + '/rows.csv')"},
+        {ROWS},
+    ),
+    "a pattern": ("python t.py", {"t.py": "glob.glob('data/*.csv')"}, {ROWS}),
+    "what a configuration names": (
+        "python t.py c.json",
+        {"c.json": f'{{"train": "{ROWS}"}}'},
+        {ROWS},
+    ),
+    "Hydra's folder": (
+        "python t.py",
+        {"t.py": "@hydra.main(config_path='conf')\ndef f(c): ...", "conf/c.yaml": ""},
+        {"conf"},
+    ),
+    "a program without a suffix": ("python -u t", {"t": "import helper"}, {"helper.py"}),
+    "a program by its first line": (
+        "./t",
+        {"t": "#!/usr/bin/env python3\nimport helper"},
+        {"helper.py"},
+    ),
+    "a module right after -m": ("python -mhelper", {}, {"helper.py"}),
+    "a launcher's module": ("accelerate launch --module helper", {}, {"helper.py"}),
+    "an option -m of the script": ("python t.py -m data/rows.csv", {}, {ROWS}),
+    "a module whose name is computed": (
+        "python t.py",
+        {"t.py": "import_module(f'models.{name}')", "models/a.py": ""},
+        {"models/a.py"},
+    ),
+    "all modules of a package": (
+        "python t.py",
+        {
+            "t.py": "import models",
+            "models/__init__.py": "iter_modules(__path__)",
+            "models/a.py": "",
+        },
+        {"models/__init__.py", "models/a.py"},
+    ),
+    "a quoted folder in a shell script": (
+        "bash t.sh",
+        {"t.sh": 'python "$(dirname "$0")"/u.py', "u.py": "import helper"},
+        {"u.py", "helper.py"},
+    ),
+    "a shell script's path of modules": (
+        "bash t.sh",
+        {"t.sh": 'export PYTHONPATH="$PWD/lib:$PYTHONPATH"\npython u.py', "u.py": "import b"},
+        {"u.py", "lib/b.py"},
+    ),
+    "a program in another language": (
+        "Rscript t.R",
+        {"t.R": f"source('u.R'); read('{ROWS}')", "u.R": ""},
+        {"u.R", ROWS},
+    ),
+    "a notebook": (
+        "papermill t.ipynb",
+        {"t.ipynb": '{"cells": [{"cell_type": "code", "source": ["%pip\\n", "import helper"]}]}'},
+        {"helper.py"},
+    ),
+    "a package behind a folder of its name": (
+        "env PYTHONPATH=lib python t.py",
+        {"t.py": "import sys\nsys.path.append('lib')\nimport data", "lib/data/__init__.py": ""},
+        {"lib/data/__init__.py"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("command", "files", "reads"), READS.values(), ids=READS.keys())
+def test_what_programs_read(command: str, files: dict, reads: set, tmp_path: Path) -> None:
+    there = {"t.py": "", "helper.py": "", "lib/b.py": "", ROWS: ""}
+    program, named = found(command, written(tmp_path, {**there, **files}))
+    assert reads <= program | named
+    assert not ({"helper.py", "lib/b.py", ROWS} - reads) & (program | named)
+
+
+def test_a_link_to_a_script_finds_what_lies_beside_the_script(tmp_path: Path) -> None:
+    written(tmp_path, {"real/train.py": "import helper", "real/helper.py": ""})
+    (tmp_path / "train.py").symlink_to("real/train.py")
+    assert found("python train.py", tmp_path)[0] == {"train.py", "real/helper.py"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("__editable__.own.pth", "{src}\n"),
+        ("__editable___own_finder.py", "MAPPING: dict[str, str] = {{'own': '{src}/own'}}"),
+    ],
+)
+def test_a_package_installed_by_a_link_is_the_users(name: str, text: str, tmp_path: Path) -> None:
+    packages = "env/lib/python3.11/site-packages"
+    written(
+        tmp_path,
+        {
+            "env/bin/python": "",
+            "env/pyvenv.cfg": "",
+            f"{packages}/{name}": text.format(src=tmp_path / "src"),
+            "src/own/__init__.py": "",
+            "src/own/model.py": "",
+            "t.py": "from own import model",
+        },
+    )
+    program, _ = found("env/bin/python t.py", tmp_path)
+    assert program == {"t.py", "src/own/__init__.py", "src/own/model.py"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.py", "import helper\nx = a" + ".b()" * 900 + "\ny = ''" + " + 'b'" * 900),
+        ("c.json", "[" * 100_000),
+        ("n.ipynb", "[" * 100_000),
+        ("n.ipynb", '{"cells": [{"cell_type": "code", "source": 3}]}'),
+    ],
+)
+def test_what_is_nested_deeply_or_is_something_else_makes_no_traceback(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    there = {"t.py": "import helper", "helper.py": ""}
+    program, named = found(f"python t.py {name}", written(tmp_path, {**there, name: text}))
+    assert {"t.py", "helper.py", name} == program | named
+
+
+def test_names_that_stand_for_themselves_end(tmp_path: Path) -> None:
+    doubled = "\n".join(f"a{i} = a{i + 1} + a{i + 1}" for i in range(30))
+    text = f"x = x + x\ny = f'{{y}}{{y}}'\n{doubled}\na30 = 'a'"
+    assert found("python t.py", written(tmp_path, {"t.py": text}))[0] == {"t.py"}
+
+
 @pytest.mark.parametrize(
     ("command", "program", "named"),
     [

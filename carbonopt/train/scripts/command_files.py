@@ -9,23 +9,40 @@ import ast
 import glob
 import os
 import re
+import site
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import chain
 from pathlib import Path
 
 import carbonopt
-from carbonopt.core.files import is_file, is_folder
+from carbonopt.core.files import is_file, is_folder, opened_unnoted, parsed_json
 
 _LONGEST_NAME = 1024  # characters of a text that may be a path; longer ones are documents
 _SHELLS = re.compile(rb"#!.*\b(ba|da|z|k)?sh\b")
 _SHELL_WORD = re.compile(r"[^\s;|&<>()'\"`]+")
 _SUBSTITUTED = re.compile(r"\$\([^()]*\)")  # $(dirname "$0")
+_QUOTED_VARIABLE = re.compile(r'"(\$(?:\w+|\{[^}]*\})[^"\s]*)"')  # "$DIR" of "$DIR"/train.py
+_PYTHONPATH = re.compile(r"\bPYTHONPATH=[\"']?([^\s;|&<>()'\"`]+)")
+_BRACED = re.compile(r"\$\{[^}]*\}")
+_PYTHONS = re.compile(rb"#!.*\bpython")
 _VARIABLE_FOLDER = re.compile(r"^.*\$(\w+|\{[^}]*\})/")  # $ROOT/ or ${ROOT}/
 _SHELL = re.compile(r"(ba|da|z|k)?sh")
+_PYTHON = re.compile(r"(.*/)?(python|pypy)[0-9.]*")
 _CODE_OPTION = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc, python -c
 _WITH_VALUE = ("-o", "-O", "-W", "-X")  # options of shells and Python that take the next word
+_MODULE_OPTION = re.compile("-[A-Za-z]*m|--module")  # python -um, accelerate launch --module
+# Options of Hydra's functions that name the folder of its configuration files.
+_CONFIG_FOLDERS = ("config_path", "config_dir")
+# Files that can name others in any syntax: configurations, notebooks, programs in other languages.
+_PROGRAMS = frozenset(
+    (".R", ".r", ".jl", ".js", ".mjs", ".cjs", ".ts", ".lua", ".pl", ".rb", ".m", ".go", ".ipynb")
+)
+_TEXTS = _PROGRAMS | {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin", ".args"}
+_LONGEST_TEXT = 2**18  # bytes of such a file; longer ones are data
+_TEXT_WORD = re.compile(r"[^\s'\"`,;:=()\[\]{}<>\\]+")
 _DEEPEST_PATH = 20  # expressions within each other that make one path
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 _INSTALLED = ("site-packages", "dist-packages")
@@ -44,6 +61,8 @@ class CommandFiles:
     folder: Path
     # folders in which Python also looks for modules, by the command
     python_path: tuple[Path, ...] = ()
+    # folders of its Python's installed packages
+    sites: tuple[Path, ...] = ()
     # code: scripts and the modules that they import
     program: list[Path] = field(default_factory=list)
     # other files, and folders, that a word or a program names
@@ -58,20 +77,28 @@ class CommandFiles:
         Words that are not known before a trial are empty. `python_path` has the folders of the
         command's own PYTHONPATH.
         """
-        found = cls(folder, tuple(folder / path for path in python_path))
+        commands = list(commands)
+        pythons = (word for words in commands for word in words if _is_python([word]))
+        sites = tuple(site for word in pythons for site in _sites_of(folder / word))
+        found = cls(folder, tuple(folder / path for path in python_path), sites or _own_sites())
         for words in commands:
             code = _code_in(words)
             if words[:1] == ["make"]:
                 found._add(
                     next((name for name in _MAKEFILES if is_file(folder / name)), ""), [folder]
                 )
+            script = _script_in(words)
             for place, (before, word) in enumerate(zip(("", *words), words, strict=False)):
                 if place == code:
                     found._add_code(word, is_shell=not _is_python(words[:place]))
-                elif before == "-m":
-                    found._add_module(word, [folder, *found.python_path])
+                elif place == script and is_file(folder / word):
+                    found._add_python(Path(os.path.normpath(folder / word)))
                 else:
-                    found._add_word(word)
+                    module = _module_in(before, word)
+                    if module is not None:
+                        found._add_module(module, found._search_path(folder))
+                    if module is None or is_file(folder / word):  # an option -m of the script
+                        found._add_word(word)
         return found
 
     def _add_word(self, word: str) -> None:
@@ -87,7 +114,7 @@ class CommandFiles:
         if is_shell:
             self._add_shell_words(code, [self.folder])
         else:
-            roots = [*_search_path(self.folder), *self.python_path]
+            roots = self._search_path(self.folder)
             self._follow(code.encode(errors="replace"), self.folder / "-c", roots)
 
     def _add(self, text: str, bases: Iterable[Path], *, with_folders: bool = False) -> None:
@@ -97,12 +124,17 @@ class CommandFiles:
         for base in bases:
             path = Path(os.path.normpath(base / text))
             if is_file(path):
-                if path.suffix == ".py":
+                if path.suffix == ".py" or (not path.suffix and _begins_with(path, _PYTHONS)):
                     self._add_python(path)
                 elif _is_shell_script(path):
                     self._add_shell(path)
+                elif path.suffix in _PROGRAMS:
+                    if self._is_new(path):
+                        self._add_texts(path)
                 elif path not in self.named and not _is_installed(path):
                     self.named.append(path)
+                    if path.suffix in _TEXTS:
+                        self._add_texts(path)
                 return
             # A command might read anything in the folder in which it runs, but that isn't naming
             # it.
@@ -110,6 +142,25 @@ class CommandFiles:
                 if path not in self.named:
                     self.named.append(path)
                 return
+
+    def _add_texts(self, path: Path) -> None:
+        """Add the files that a configuration or a program in another language names."""
+        try:
+            with opened_unnoted(path) as file:
+                is_long = os.fstat(file.fileno()).st_size > _LONGEST_TEXT
+                source = b"" if is_long else file.read()
+        except OSError:
+            return
+        if path.suffix == ".ipynb":
+            self._follow(_notebook_code(source), path, self._search_path(path.parent))
+        else:
+            self.add_text(source.decode(errors="replace"), path.parent)
+
+    def add_text(self, text: str, folder: Path) -> None:
+        """Add the files that a text names, relative to the command's folder or to this one."""
+        for word in dict.fromkeys(_TEXT_WORD.findall(text)):
+            if "." in word or "/" in word:
+                self._add(word, (self.folder, folder))
 
     def _is_new(self, path: Path) -> bool:
         if path in self.program or _is_installed(path):
@@ -131,15 +182,32 @@ class CommandFiles:
             source = path.read_bytes()
         except OSError:
             return
-        self._follow(source, path, roots or (*_search_path(path.parent), *self.python_path))
+        if not roots:
+            # Python looks beside the file that a link leads to.
+            beside = Path(os.path.realpath(path)).parent
+            roots = self._search_path(path.parent)
+            roots = roots if beside == path.parent else [roots[0], beside, *roots[1:]]
+        self._follow(source, path, roots)
 
     def add_template(self, text: str) -> None:
         """Add the modules and files of a Python file that each trial gets a copy of.
 
         The copy is in the trial's folder, where Python finds no module beside the template.
         """
-        roots = (*_given_path(), *self.python_path)
-        self._follow(text, self.folder / "config.py", roots)
+        self._follow(text, self.folder / "config.py", self._search_path(None))
+
+    def _search_path(self, folder: Path | None) -> list[Path]:
+        """Return the folders in which imports are looked for, without installed packages.
+
+        `folder` is the script's own, the first.
+        """
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        return [
+            *([] if folder is None else [folder]),
+            *self.python_path,
+            *(Path(path).absolute() for path in given if path),
+            *_linked_folders(self.sites),
+        ]
 
     def _follow(self, source: str | bytes, path: Path, roots: Sequence[Path]) -> None:
         """Add the modules that a Python file's source imports and the files that its texts name."""
@@ -147,15 +215,37 @@ class CommandFiles:
             found = list(ast.walk(ast.parse(source)))
         except (SyntaxError, ValueError, RecursionError):
             return  # it imports nothing; whether it has to run is not checked here
-        added = (self.folder / text for text in _added_paths(found, path))
+        known = _known_names(found, path)
+        added = (self.folder / text for text in _added_paths(found, known))
         roots = [*roots, *(Path(os.path.normpath(folder)) for folder in added)]
         for node in found:
             for name in _imported(node):
                 self._add_module(name, roots)
+            for package in _imported_packages(node):
+                self._add_package(package, path, roots)
             if isinstance(node, ast.ImportFrom) and node.level:
                 self._add_relative(node, path, roots)
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._add(node.value, (self.folder, path.parent))
+            elif isinstance(node, ast.BinOp | ast.Call | ast.JoinedStr):
+                for text in _paths_made(node, known, self.folder):
+                    self._add(text, (self.folder, path.parent))
+            if isinstance(node, ast.keyword) and node.arg in _CONFIG_FOLDERS:
+                folder = Path(os.path.normpath(path.parent / (_path_text(node.value, known) or "")))
+                if folder != path.parent and is_folder(folder) and folder not in self.named:
+                    self.named.append(folder)
+
+    def _add_package(self, name: str, path: Path, roots: Sequence[Path]) -> None:
+        """Add all modules of a package, of which a file imports one by a name that it computes.
+
+        Without a name it is the file's own package.
+        """
+        folders = [root.joinpath(*name.split(".")) for root in roots] if name else [path.parent]
+        package = next((folder for folder in folders if is_folder(folder)), None)
+        if package is None or _is_installed(package):
+            return
+        for module in sorted([*package.glob("*.py"), *package.glob("*/__init__.py")]):
+            self._add_python(module, roots)
 
     def _add_relative(self, node: ast.ImportFrom, path: Path, roots: Sequence[Path]) -> None:
         package = path.parents[node.level - 1] if node.level <= len(path.parents) else path.parent
@@ -174,23 +264,22 @@ class CommandFiles:
         The last part of a name may also be something in a module.
         """
         parts = name.split(".")
-        for place in places:
-            extensions = _extensions(place, parts[0])
-            if (
-                not is_file(place / f"{parts[0]}.py")
-                and not is_folder(place / parts[0])
-                and not extensions
-            ):
-                continue
-            for extension in extensions:
-                self._is_new(extension)
-            folder = place
-            for part in parts:
-                self._add_python_if_there(folder / part / "__init__.py", roots or places)
-                self._add_python_if_there(folder / f"{part}.py", roots or places)
-                folder = folder / part
-            self._add_python_if_there(folder / "__main__.py", roots or places)
+        linked = _linked_modules(self.sites).get(parts[0])
+        places = places if linked is None else [*places, linked]
+        # Python takes a folder without __init__.py only if it finds no module of that name.
+        modules = (place for place in places if _has_module(place, parts[0]))
+        folders = (place for place in places if is_folder(place / parts[0]))
+        place = next(chain(modules, folders), None)
+        if place is None:
             return
+        for extension in _extensions(place, parts[0]):
+            self._is_new(extension)
+        folder = place
+        for part in parts:
+            self._add_python_if_there(folder / part / "__init__.py", roots or places)
+            self._add_python_if_there(folder / f"{part}.py", roots or places)
+            folder = folder / part
+        self._add_python_if_there(folder / "__main__.py", roots or places)
 
     def _add_shell(self, path: Path) -> None:
         """Add a shell script and the files that its words name.
@@ -205,12 +294,20 @@ class CommandFiles:
 
     def _add_shell_words(self, text: str, bases: list[Path]) -> None:
         """Add the files that the words of a shell script name; see `_add_shell`."""
-        words = _SHELL_WORD.findall(_SUBSTITUTED.sub("$HERE", text))
+        text = _QUOTED_VARIABLE.sub(r"\1", _SUBSTITUTED.sub("$HERE", text))
+        for value in _PYTHONPATH.findall(_BRACED.sub("$V", text)):
+            for entry in value.split(":"):
+                below = _VARIABLE_FOLDER.sub("", entry)
+                folders = (
+                    Path(os.path.normpath(base / below)) for base in bases if below[:1] != "$"
+                )
+                self.python_path += tuple(folder for folder in folders if is_folder(folder))
+        words = _SHELL_WORD.findall(text)
         for before, word in zip(("", *words), words, strict=False):
             if before == "cd":
                 bases += [base / _VARIABLE_FOLDER.sub("", word) for base in bases]
-            elif before == "-m":
-                self._add_module(word, bases)
+            elif (module := _module_in(before, word)) is not None:
+                self._add_module(module, [*bases, *self.python_path])
             for text in _paths_in(word):
                 self._add(_VARIABLE_FOLDER.sub("", text), bases)
 
@@ -228,6 +325,39 @@ def _paths_in(word: str) -> Iterator[str]:
     has_name = equals and not re.search("[,:]", name)
     yield from re.split("[,:=]", value if has_name else word)
     yield word.removeprefix("@")
+
+
+def _module_in(before: str, word: str) -> str | None:
+    """Return the module that a word names after an option, as in `-m NAME`; None: it names none."""
+    if _MODULE_OPTION.fullmatch(before):
+        return word
+    return word.removeprefix("-m") if re.fullmatch(r"-m[A-Za-z_][\w.]*", word) else None
+
+
+def _script_in(words: Sequence[str]) -> int | None:
+    """Return the place of the file that Python is to run; None: no word says so."""
+    pythons = (place for place, word in enumerate(words) if _PYTHON.fullmatch(word))
+    if (place := next(pythons, None)) is None:
+        return None
+    while (place := place + 1) < len(words) and words[place].startswith("-"):
+        if _CODE_OPTION.fullmatch(words[place]) or _module_in(words[place], "") is not None:
+            return None
+        if words[place] in _WITH_VALUE:
+            place += 1
+    return place
+
+
+def _notebook_code(source: bytes) -> str:
+    """Return the Python code of a notebook; empty if it can't be read."""
+    try:
+        cells = parsed_json(source)["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return "\n".join(
+        "" if line.lstrip().startswith(("%", "!", "?")) else line
+        for line in "\n".join(code).splitlines()
+    )
 
 
 def _code_in(words: Sequence[str]) -> int | None:
@@ -273,28 +403,101 @@ def _imported(node: ast.AST) -> Iterator[str]:
             yield first.value
 
 
-def _added_paths(nodes: Sequence[ast.AST], path: Path) -> Iterator[str]:
+def _imported_packages(node: ast.AST) -> Iterator[str]:
+    """Yield the packages of which a node imports a module whose name it computes.
+
+    An empty name is the package of the file itself.
+    """
+    if not isinstance(node, ast.Call):
+        return
+    called = _last_name(node.func)
+    if called in ("iter_modules", "walk_packages"):
+        yield ""
+    elif called in ("import_module", "__import__") and node.args:
+        match node.args[0]:
+            case ast.JoinedStr(values=[ast.Constant(value=str() as begin), *_]):
+                pass
+            case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id=name)), *_]) if (
+                name
+                in (
+                    "__name__",
+                    "__package__",
+                )
+            ):
+                begin = "."
+            case ast.BinOp(left=ast.Constant(value=str() as begin)):
+                begin = begin.partition("%")[0]
+            case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() as begin))):
+                begin = begin.partition("{")[0]
+            case _:
+                return
+        if "." in begin:
+            yield begin.rpartition(".")[0].lstrip(".")
+
+
+def _known_names(nodes: Sequence[ast.AST], path: Path) -> dict[str, ast.expr]:
+    """Return what names stand for in a file; those with a dot are options of argparse."""
+    known: dict[str, ast.expr] = {}
+    for node in reversed(nodes):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            known[node.targets[0].id] = node.value
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            defaults = [each.value for each in node.keywords if each.arg == "default"]
+            for option in node.args if defaults else ():
+                if isinstance(option, ast.Constant) and isinstance(option.value, str):
+                    known["." + option.value.lstrip("-").replace("-", "_")] = defaults[0]
+    return {**known, "__file__": ast.Constant(str(path))}
+
+
+def _paths_made(node: ast.expr, known: Mapping[str, ast.expr], folder: Path) -> Iterator[str]:
+    """Yield the paths that an expression makes of several parts, also by a pattern."""
+    if isinstance(node, ast.Call) and _last_name(node.func) in (
+        "glob",
+        "iglob",
+    ):
+        pattern = _path_text(node.args[0], known) if node.args else None
+        inner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        below = None if inner is None else _path_text(inner, known)
+        text = pattern if below is None else _joined([below, pattern])
+        # Without a folder, it may match what else lies there, such as the study file.
+        if text is not None and "/" in text and "**" not in text and "\0" not in text:
+            yield from sorted(glob.glob(text, root_dir=folder))  # noqa: PTH207
+    elif (text := _path_text(node, known)) is not None:
+        yield text
+
+
+def _added_paths(nodes: Sequence[ast.AST], known: Mapping[str, ast.expr]) -> Iterator[str]:
     """Yield the folders that a file adds to sys.path, as far as it says which."""
-    assigned = {
-        node.targets[0].id: node.value
-        for node in reversed(nodes)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-    }
-    known: dict[str, ast.expr] = {**assigned, "__file__": ast.Constant(str(path))}
     for node in nodes:
         added: list[ast.expr] = []
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "sys.path.append",
-            "sys.path.insert",
-            "sys.path.extend",
-        ):
+        if isinstance(node, ast.Call) and _is_of_sys_path(node.func):
             added = node.args
-        elif isinstance(node, ast.AugAssign) and ast.unparse(node.target) == "sys.path":
+        elif isinstance(node, ast.AugAssign) and _is_sys_path(node.target):
             added = [node.value]
         for value in added:
             for each in value.elts if isinstance(value, ast.List | ast.Tuple) else [value]:
                 if (text := _path_text(each, known)) is not None:
                     yield text
+
+
+def _is_of_sys_path(called: ast.expr) -> bool:
+    return (
+        isinstance(called, ast.Attribute)
+        and called.attr in ("append", "insert", "extend")
+        and _is_sys_path(called.value)
+    )
+
+
+def _is_sys_path(node: ast.expr) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="sys"), attr="path"):
+            return True
+    return False
+
+
+def _last_name(called: ast.expr) -> str:
+    """Return the last part of the name of what is called: `join` of os.path.join."""
+    return str(getattr(called, "attr", getattr(called, "id", "")))
 
 
 def _path_text(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> str | None:
@@ -319,6 +522,8 @@ def _path_text(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) ->
             return text
         case ast.Name(id=name) if name in known:
             return text_of(known[name])
+        case ast.Attribute(attr=name) if f".{name}" in known:
+            return text_of(known[f".{name}"])
         case ast.Attribute(value=inner, attr="parent"):
             return _parent(text_of(inner), 1)
         case ast.Subscript(
@@ -327,12 +532,18 @@ def _path_text(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) ->
             return _parent(text_of(inner), up + 1)
         case ast.BinOp(left=left, op=ast.Div(), right=right):
             return _joined([text_of(left), text_of(right)])
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _concatenated(map(text_of, (left, right)))
+        case ast.JoinedStr(values=values):
+            return _concatenated(map(text_of, values))
+        case ast.FormattedValue(value=inner, format_spec=None):
+            return text_of(inner)
         case ast.Call(func=ast.Attribute(value=inner, attr="resolve" | "absolute")):
             return text_of(inner)
         case ast.Call(func=ast.Attribute(value=inner, attr="joinpath"), args=args):
             return _joined([text_of(inner), *map(text_of, args)])
         case ast.Call(func=called, args=args):
-            name = ast.unparse(called).rpartition(".")[2]
+            name = _last_name(called)
             if name in ("getcwd", "cwd"):
                 return "."
             if name == "dirname" and args:
@@ -348,6 +559,16 @@ def _joined(parts: Sequence[str | None]) -> str | None:
     return os.path.join(*known) if known and len(known) == len(parts) else None  # noqa: PTH118
 
 
+def _concatenated(parts: Iterable[str | None]) -> str | None:
+    text = ""
+    for part in parts:
+        # A name that stands for itself twice would double with each depth.
+        if part is None or len(text) > _LONGEST_NAME:
+            return None
+        text += part
+    return text
+
+
 def _parent(text: str | None, levels: int) -> str | None:
     if text is None or levels > len(Path(text).parts):
         return None
@@ -356,21 +577,62 @@ def _parent(text: str | None, levels: int) -> str | None:
     return text
 
 
+def _has_module(folder: Path, name: str) -> bool:
+    files = (folder / f"{name}.py", folder / name / "__init__.py")
+    return any(map(is_file, files)) or bool(_extensions(folder, name))
+
+
 def _extensions(folder: Path, name: str) -> list[Path]:
     """Return the compiled modules of that name in a folder."""
     paths = [folder / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES]
     return [path for path in paths if is_file(path)]
 
 
-def _search_path(folder: Path) -> list[Path]:
-    """Return the folders in which a script's imports are looked for, without installed packages."""
-    return [folder, *_given_path()]
+def _own_sites() -> tuple[Path, ...]:
+    """Return the folders of packages that this Python has."""
+    return tuple(map(Path, (*site.getsitepackages(), site.getusersitepackages())))
 
 
-def _given_path() -> list[Path]:
-    """Return the folders of this process's own PYTHONPATH."""
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [Path(path).absolute() for path in given if path]
+def _sites_of(python: Path) -> list[Path]:
+    """Return the folders of packages in the environment of a Python."""
+    return sorted(python.parent.parent.glob("lib/python3*/site-packages"))
+
+
+@cache
+def _linked_folders(sites: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the folders that `pip install -e` has put on Python's path, by .pth files."""
+    files = (file for folder in sites for file in sorted(folder.glob("*.pth")))
+    lines = (line.strip() for file in files for line in _text_of(file).splitlines())
+    return tuple(Path(line) for line in lines if line.startswith("/") and is_folder(Path(line)))
+
+
+@cache
+def _linked_modules(sites: tuple[Path, ...]) -> dict[str, Path]:
+    """Return the folders of modules that `pip install -e` has linked by name."""
+    places: dict[str, Path] = {}
+    for file in (
+        file for folder in sites for file in sorted(folder.glob("__editable__*_finder.py"))
+    ):
+        try:
+            found = ast.walk(ast.parse(_text_of(file)))
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        for node in found:
+            if (
+                isinstance(node, ast.Assign | ast.AnnAssign)
+                and isinstance(node.value, ast.Dict)
+                and ast.unparse(node).startswith("MAPPING")
+            ):
+                linked = ast.literal_eval(node.value)
+                places |= {str(name): Path(path).parent for name, path in linked.items()}
+    return places
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _is_installed(path: Path) -> bool:
@@ -395,8 +657,13 @@ def _has_packages(folder: Path) -> bool:
 def _is_shell_script(path: Path) -> bool:
     if path.suffix in (".sh", ".bash", ".zsh") or path.name == "Makefile":
         return True
+    return _begins_with(path, _SHELLS)
+
+
+def _begins_with(path: Path, line: re.Pattern[bytes]) -> bool:
+    """Return whether the first line of a file matches a pattern; False if it can't be read."""
     try:
-        with path.open("rb") as file:
-            return _SHELLS.match(file.readline(200)) is not None
+        with opened_unnoted(path) as file:
+            return line.match(file.readline(200)) is not None
     except OSError:
         return False

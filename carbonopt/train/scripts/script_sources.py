@@ -45,6 +45,8 @@ def command_files(task: "Script") -> CommandFiles:
     template = task.workload.config_template
     if template is not None and template.name.endswith(".py"):
         found.add_template(template.text)
+    elif template is not None:
+        found.add_text(template.text, found.folder)
     return found
 
 
