@@ -485,6 +485,8 @@ def test_what_is_no_limit_of_time_is_refused(given: object, tmp_path: Path) -> N
         ("import deepspeed", "{learning_rate}", True),
         ("def later():\n    from deepspeed.ops.adam import CPUAdam", "{learning_rate}", True),
         ("import torch", "--deepspeed ds.json {learning_rate}", True),
+        ("TrainingArguments(output, deepspeed='ds.json')", "{learning_rate}", True),
+        ("TrainingArguments(output, deepspeed=None)", "{learning_rate}", False),
         ("import torch", "{learning_rate}", False),
     ],
 )

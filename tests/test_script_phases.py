@@ -315,6 +315,33 @@ def test_a_wrong_total_is_noted_with_both_numbers_and_said(tmp_path: Path) -> No
     assert (caveat.key, caveat.numbers["planned"]) == ("planned_steps", 40)
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "seconds"),
+    [
+        ("wait(0.1)\n    ask()", {"evaluation": 0.5}),
+        ("with run.evaluation():\n        wait(0.1)\n    ask()", {"evaluation": 0.5}),
+        ("with run.evaluation():\n        wait(0.1)\n        ask()", {"evaluation": 0.5}),
+        ("ask()", {}),
+    ],
+    ids=["without a block", "after the block", "in the block", "at once"],
+)
+def test_time_in_which_the_study_decides_is_no_time_of_the_script(
+    evaluation: str, seconds: dict[str, float], tmp_path: Path
+) -> None:
+    script = f"""run = carbon.run(total_steps=6)
+ask = lambda: run.report(accuracy=0.9)
+for step in range(1, 7):
+    wait(0.1); run.step()
+    if step == 6:
+        break
+    {evaluation}
+run.report(accuracy=0.9)
+"""
+    record = timed(script, tmp_path, should_prune=lambda *_: time.sleep(0.2))
+    assert_seconds(record, {"train": 0.6} | seconds)
+    assert len(record.evals) == 6
+
+
 def test_what_follows_the_last_step_does_not_count_for_the_cap(tmp_path: Path) -> None:
     script = """
         run = carbon.run(total_steps=10)

@@ -46,6 +46,12 @@ class Evaluated(Frozen):
     cpu_wait_fraction: float | None = None  # as in a trial's record
 
 
+class Waited(Frozen):
+    """A script has waited for the answer to its last message, which took the study so long."""
+
+    seconds: Finite  # by the script's clock
+
+
 class Probed(Frozen):
     """A probe's last step is done, its device idle."""
 
@@ -98,6 +104,7 @@ Event = (
     | StageBegun
     | Progress
     | Evaluated
+    | Waited
     | Probed
     | Continued
     | Saved

@@ -334,6 +334,7 @@ class Run:
         if (speaker := _speaker()) is not None:
             speaker.catch_up(again=since_step)
             speaker.phase(phase, stage, since_step=since_step)
+            speaker.waited()
         if ranks is not None:
             ranks.together()
 
@@ -355,6 +356,7 @@ class Run:
             speaker.catch_up(again=True)
             measured = {"peak_memory_gib": peak_gib, "cpu_wait_fraction": waited}
             stop = bool(speaker.evaluated(point=point, total_steps=self._total_steps, **measured))
+            speaker.waited()
         return stop if ranks is None else bool(ranks.largest(float(stop)))
 
     def refuse(self, sentence: str) -> None:

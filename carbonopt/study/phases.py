@@ -49,6 +49,10 @@ class TrialPhases:
     # Work after the last step so far, in the windows of its stage that have ended.
     _after: list[Reading] = field(default_factory=list)
     _after_from: Reading = field(default_factory=Reading)  # start of the open one of these windows
+    # The phase and the stage in which the script waited for its last answer, with its readings at
+    # the phase's begin and when the study heard of it.
+    _asked: tuple[Phase, Stage, Reading, Reading] | None = None
+    _waited_s: float = 0.0  # time of that wait which no reading has shown so far
 
     def __post_init__(self) -> None:
         self._seen = self.phase, self.meter.running(self.phase)
@@ -77,6 +81,8 @@ class TrialPhases:
             return
         before = self.meter.running(phase)
         self.meter.enter(phase)
+        self._leave_wait_out()
+        self._waited_s = 0.0
         self.phase, self._dated_by = phase, None
         # On a busy machine the phase has lasted for a while by now. The stage before it ended where
         # the phase began, so that the stages of a phase add up to it.
@@ -167,6 +173,7 @@ class TrialPhases:
 
     def look(self) -> None:
         """Read the meter between events, so that later steps can be dated among the readings."""
+        self._leave_wait_out()
         self._seen = self.phase, self.meter.running(self.phase)
         if self.phase is Phase.TRAIN and self._readings and len(self._readings) < _MOST_READINGS:
             now = self.meter.running(Phase.TRAIN)
@@ -180,6 +187,42 @@ class TrialPhases:
             part = self.meter.running(phase).part_since(before, share)
             self.meter.move(part, phase, Phase.GAP)
             self._closed_at_s += part.duration_s
+
+    def answered(self) -> None:
+        """Note that a script's message is answered now, or was a moment ago, in the open phase."""
+        self._asked = self.phase, self.stage, self._counted_from, self._seen[1]
+
+    def waited(self, seconds: float) -> None:
+        """Count the time for which a script waited for its last answer as GAP.
+
+        The study worked meanwhile, so it is neither training nor evaluation. Waits of the set-up
+        and of the work after the training stay there.
+        """
+        self._waited_s += seconds
+        self._leave_wait_out()
+        if self._asked is not None and self._asked[0] is not self.phase:
+            self._waited_s = 0.0
+
+    def _leave_wait_out(self) -> None:
+        """Take the last wait for an answer out of its phase, as far as the readings cover it."""
+        if self._asked is None or self._waited_s <= 0.0:
+            return
+        phase, stage, begun, before = self._asked
+        now = self.meter.running(phase)
+        if phase is not self.phase and now.duration_s - before.duration_s < self._waited_s:
+            before = begun  # the study heard of it late
+        length_s = now.duration_s - before.duration_s
+        if phase not in (Phase.TRAIN, Phase.EVAL) or length_s <= 0.0:
+            return
+        part = now.part_since(before, min(1.0, self._waited_s / length_s))
+        self.meter.move(part, phase, Phase.GAP)
+        self._waited_s -= part.duration_s
+        if phase is self.phase:
+            self._closed_at_s += part.duration_s
+            del self._readings[1:]
+        else:
+            self._add(stage, -part.duration_s, -part.total_kwh)
+            self._closed_kwh -= part.total_kwh
 
     def claim(self, phase: Phase, stage: Stage) -> None:
         """Count earlier work for a stage that a script reports after the stage has begun.
@@ -250,3 +293,4 @@ class TrialPhases:
         )
         self._counted_from = begin
         del self._readings[1:]
+        self._seen = self.phase, self.meter.running(self.phase)

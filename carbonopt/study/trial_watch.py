@@ -245,7 +245,9 @@ class TrialWatch:
                 if self._is_sign_of_life(event):
                     heard_s = time.monotonic()
                 self._on_event(event)
-            if self.so_far.state != TrialState.RUNNING or isinstance(event, events.Evaluated):
+            if self.so_far.state != TrialState.RUNNING or isinstance(
+                event, events.Evaluated | events.Waited
+            ):
                 # The trial is about to ask for its next phase; nothing that takes time may delay
                 # the answer.
                 continue
@@ -340,6 +342,7 @@ class TrialWatch:
                 self._phase_untold = False
                 if since_step:
                     self._phases.claim(phase, stage or self._phases.usual(phase))
+                self._phases.answered()
                 self._phases.enter(phase, stage)
             case events.StageBegun(stage=stage, kernels=kernels):
                 self._note(kernels=self.so_far.kernels or kernels)
@@ -354,6 +357,8 @@ class TrialWatch:
                 self.progress(step, total, self._train_kwh())
             case events.Evaluated():
                 self._on_evaluation(event)
+            case events.Waited(seconds=waited_s):
+                self._phases.waited(waited_s)
             case events.Probed():
                 reported = {name: getattr(event, name) for name in _MEASURED_BY_RANKS}
                 self._note(
@@ -454,6 +459,7 @@ class TrialWatch:
             if reported.point.step > 0:
                 self._decide_going_on(reported.point.step)
             self._phases.claim(Phase.EVAL, Stage.EVALUATION)
+            self._phases.answered()
         # If the evaluation was announced, the training window is closed; if not, `claim` has just
         # moved what followed the last step to the evaluation.
         train_kwh = self._train_kwh()

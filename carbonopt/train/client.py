@@ -25,6 +25,10 @@ class Speaker:
         # the last step, total steps, and when that step ended; None after a change of phase
         self._last_step: tuple[int, int, float] | None = None
         self._is_said = False  # that step has been reported
+        # When what waits for the next answer began to be said. The study may take the sender's core
+        # as soon as it hears of it.
+        self._asked_s: float | None = None
+        self._waited_s = 0.0  # for the last answer
 
     @classmethod
     def inherited(cls) -> Speaker:
@@ -40,8 +44,7 @@ class Speaker:
         The fields are those of `events.PhaseChanged`.
         """
         self._last_step = None
-        self._say("PhaseChanged", phase=phase, stage=stage, since_step=since_step)
-        self._answer()
+        self._ask("PhaseChanged", phase=phase, stage=stage, since_step=since_step)
 
     def stage(self, stage: Stage, kernels: Kernels | None = None) -> None:
         self._say("StageBegun", stage=stage, kernels=kernels)
@@ -73,10 +76,8 @@ class Speaker:
         """
         if self._last_step is not None and (again or not self._is_said):
             step, total_steps, ended_s = self._last_step
-            self._is_said = True
-            self._say(
-                "Progress", step=step, total_steps=total_steps, ago_s=time.monotonic() - ended_s
-            )
+            self._is_said, self._asked_s = True, time.monotonic()
+            self._say("Progress", step=step, total_steps=total_steps, ago_s=self._asked_s - ended_s)
 
     def evaluated(self, **fields: Any) -> StopReason | None:
         """Report an evaluation, with the fields of `events.Evaluated`.
@@ -84,9 +85,12 @@ class Speaker:
         Returns:
             The reason to stop, or None to go on.
         """
-        self._say("Evaluated", **fields)
-        reason = self._answer().get("stop")
+        reason = self._ask("Evaluated", **fields).get("stop")
         return StopReason(reason) if reason else None
+
+    def waited(self) -> None:
+        """Report how long the last answer took, which was no work of the trial's."""
+        self._say("Waited", seconds=self._waited_s)
 
     def probed(self, **fields: Any) -> None:
         """Report the end of a probe, with the fields of `events.Probed`."""
@@ -121,7 +125,12 @@ class Speaker:
             json.dumps({"event": event, **fields}, default=vars).encode() + b"\n"
         )
 
-    def _answer(self) -> Any:
+    def _ask(self, event: str, **fields: Any) -> Any:
+        """Send an event, and return the study's answer to it."""
+        asked_s = time.monotonic() if self._asked_s is None else self._asked_s
+        self._say(event, **fields)
         if not (line := self._lines.readline()):
             raise ConnectionError("the study that started this trial is gone")
+        self._waited_s = time.monotonic() - asked_s
+        self._asked_s = None
         return json.loads(line)

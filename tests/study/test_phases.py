@@ -73,3 +73,37 @@ def test_an_evaluation_without_a_block_is_no_training_however_short() -> None:
     assert evaluation.total_kwh == pytest.approx(20 * 6e-6)
     assert phases.stages[Stage.EVALUATION]["energy_kwh"] == pytest.approx(20 * 6e-6)
     assert math.fsum(stage["energy_kwh"] for stage in phases.stages.values()) == pytest.approx(2e-4)
+
+
+def test_a_wait_for_an_answer_is_the_study_s_whenever_it_hears_of_it() -> None:
+    """The meter is read after the phase has changed, and only 0.01 s of the wait are known by then.
+
+    A reading shows the wait for the answer to a report only after the next one.
+    """
+    meter = ReplayMeter()
+    meter.enter(Phase.SETUP)
+    phases = TrialPhases(meter)
+    phases.enter(Phase.TRAIN)
+    phases.begin(Stage.STEPS)
+    meter.advance(Phase.TRAIN, 12e-6, 0.12)
+    phases.look()
+    phases.answered()
+    meter.advance(Phase.TRAIN, 1e-6, 0.01)
+    phases.enter(Phase.EVAL)
+    phases.waited(0.03)
+    assert meter.running(Phase.TRAIN).duration_s == pytest.approx(0.10)
+    assert meter.running(Phase.TRAIN).total_kwh == pytest.approx(10e-6)
+    meter.advance(Phase.EVAL, 5e-6, 0.05)
+    phases.look()
+    phases.answered()
+    phases.waited(0.03)
+    meter.advance(Phase.EVAL, 2e-6, 0.02)
+    phases.look()
+    meter.advance(Phase.EVAL, 3e-6, 0.03)
+    phases.enter(Phase.SETUP)
+    phases.waited(0.0)
+    assert meter.running(Phase.EVAL).duration_s == pytest.approx(0.07)
+    assert meter.running(Phase.GAP).duration_s == pytest.approx(0.06)
+    assert math.fsum(stage["energy_kwh"] for stage in phases.stages.values()) == pytest.approx(
+        17e-6
+    )

@@ -150,7 +150,18 @@ def uses_deepspeed(task: "Script") -> bool:
         word.partition("=")[0] in ("--deepspeed", "--deepspeed_config") for word in task.main.words
     ):
         return True
-    return any("deepspeed" in modules for modules in task.imported)
+    if any("deepspeed" in modules for modules in task.imported):
+        return True
+    # as in TrainingArguments(deepspeed="zero.json")
+    given = (
+        keyword.value
+        for _, tree in _sources(task)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "deepspeed"
+    )
+    return any(not (isinstance(value, ast.Constant) and value.value is None) for value in given)
 
 
 def missing_modules(task: "Script") -> list[str]:
