@@ -5,6 +5,7 @@ They do what `with` and `if` do in a training loop of one's own.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,12 @@ class _TrainerHooks:
     other_metrics: tuple[str, ...] = ()  # metrics of the last evaluation that lacked `metric`
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.run is not None and self.is_in_train:
+            self.run.refuse(
+                "a trial must train with the batch size of its configuration, but the Trainer ran"
+                " out of memory and began again with a smaller one; leave auto_find_batch_size"
+                " out."
+            )
         self.run = Run(state.max_steps, getattr(args, "world_size", None))
         self.run.check_metric(self.metric, self.quality)
         self.run.check_begin(getattr(state, "global_step", 0) + 1)
@@ -136,9 +143,13 @@ class _LightningHooks:
 
     run: Run | None = None  # None: during the check of the validation before the training
     optimizer_steps = 0  # sum over all optimizers
+    other_metrics: tuple[str, ...] = ()  # metrics of the last validation that lacked `metric`
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        self.run = Run(int(trainer.estimated_stepping_batches), trainer.world_size)
+        # It is infinite or -1 where neither max_steps nor the length of the data ends the training.
+        total_steps = trainer.estimated_stepping_batches
+        is_known = 0 < total_steps < math.inf
+        self.run = Run(int(total_steps) if is_known else None, trainer.world_size)
         self.run.check_metric(self.metric, self.quality)
         self.optimizer_steps = trainer.global_step
         begun = self.optimizer_steps // len(trainer.optimizers) if self.optimizer_steps else 0
@@ -172,13 +183,19 @@ class _LightningHooks:
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         if self.run is None or self.run.has_ended:
             return
-        if (value := trainer.callback_metrics.get(self.metric)) is not None:
+        if (value := trainer.callback_metrics.get(self.metric)) is None:
+            self.other_metrics = tuple(trainer.callback_metrics)
+        else:
             quality: Any = {self.quality: float(value)}
             trainer.should_stop |= self.run.report(**quality)
         self.run.resume()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         assert self.run is not None
+        if self.other_metrics and not self.run.has_reported:
+            must = "carbonopt.script.lightning_callback must be given a metric that is logged"
+            has = f"{self.metric!r} is none of {', '.join(self.other_metrics)}"
+            self.run.refuse(f"{must}, but {has}; give one of them.")
         self.run.end()
 
 
