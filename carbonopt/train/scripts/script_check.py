@@ -50,6 +50,7 @@ _OUTPUT_OPTION = re.compile(
     r"--?(output|out|save|checkpoint|ckpt|logging|log)[-_]?(dir|folder|path)?|hydra\.run\.dir"
 )
 _NO_TEXT = "\0"
+_SHELL_ENDS = ("fi", "done", "esac", "}")  # ends of a shell's compound commands
 
 
 def check(task: "Script", space: Space, launch: Launch) -> None:
@@ -221,6 +222,11 @@ def _check_program(task: "Script", base: Path) -> None:
             command.check_lines()
         except BadInput as error:
             raise BadInput(f"workload.command: {error}") from error
+        if words[0] in _SHELL_ENDS:
+            raise BadInput(
+                "workload.command must have its program outside if, for, while and braces, but it"
+                f" ends with {words[0]}; put it into a script, and write `bash run.sh`."
+            )
         if any(each.words[:2] == ("conda", "activate") for each in command.simple):
             raise BadInput(
                 "workload.command: conda activate needs your own shell; write "
@@ -352,7 +358,7 @@ def _check_output(task: "Script") -> None:
 def _check_booleans(task: "Script", space: Space) -> None:
     """Raise BadInput for a boolean dimension whose option argparse reads with type=bool.
 
-    argparse then takes every word but the empty one for true.
+    argparse then takes every word but the empty one for true, as does fire every word but "False".
     """
     for name, domain in space.free().items():
         texts = [as_text(value) for value in values_of(domain)]
@@ -360,6 +366,12 @@ def _check_booleans(task: "Script", space: Space) -> None:
             isinstance(value, bool) for value in values_of(domain)
         ):
             continue
+        if any("fire" in modules for modules in task.imported):
+            said = f"fire reads {texts[-1]!r} as text, which counts as true"
+            raise BadInput(
+                f"search.space.{name}: both values train alike. {said}; give the choices"
+                ' ["True", "False"], with quotes.'
+            )
         for file, option in options_of_bool(task):
             if _option_of(task, name) == option:
                 said = (
