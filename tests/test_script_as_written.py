@@ -539,6 +539,12 @@ REFUSED = {
     "options in one value": ("{x}", {"x": {"choices": ["--a 1", ""]}}, {}, "one word"),
     "type=bool": ("--shuffle {shuffle}", ON_OFF, {"script": TYPE_BOOL + PRINTS}, "type=bool"),
     "type=bool with =": ("--shuffle={shuffle}", ON_OFF, {"script": TYPE_BOOL + PRINTS}, "type=bool"),
+    "type=bool with numbers": (
+        "--shuffle {shuffle}", {"shuffle": {"choices": [0, 1]}}, {"script": TYPE_BOOL + PRINTS}, "type=bool",
+    ),
+    "type=bool with words": (
+        "--shuffle {shuffle}", {"shuffle": {"choices": ["True", "False"]}}, {"script": TYPE_BOOL + PRINTS}, "type=bool",
+    ),
     "fire": ("--shuffle={shuffle}", ON_OFF, {"script": "import fire\n" + PRINTS}, "fire"),
     "output to a file": ("{x} > log.txt 2>&1", {"x": 1}, {}, "tee log.txt"),
     "output to a file, with &>": ("{x} &> log.txt", {"x": 1}, {}, "tee log.txt"),

@@ -356,20 +356,21 @@ def _check_output(task: "Script") -> None:
 
 
 def _check_booleans(task: "Script", space: Space) -> None:
-    """Raise BadInput for a boolean dimension whose option argparse reads with type=bool.
+    """Raise BadInput for a dimension whose option argparse reads with type=bool.
 
-    argparse then takes every word but the empty one for true, as does fire every word but "False".
+    argparse then takes every word but the empty one for true, 0 and "False" as well. fire takes
+    every word but "False" and 0 for true.
     """
     for name, domain in space.free().items():
-        texts = [as_text(value) for value in values_of(domain)]
-        if sum(map(bool, texts)) < 2 or not all(
-            isinstance(value, bool) for value in values_of(domain)
-        ):
+        values = values_of(domain)
+        texts = [as_text(value) for value in values]
+        if sum(map(bool, texts)) < 2:
             continue
-        if any("fire" in modules for modules in task.imported):
-            said = f"fire reads {texts[-1]!r} as text, which counts as true"
+        alike = f"search.space.{name}: all values train alike"
+        is_boolean = all(isinstance(value, bool) for value in values)
+        if is_boolean and any("fire" in modules for modules in task.imported):
             raise BadInput(
-                f"search.space.{name}: both values train alike. {said}; give the choices"
+                f"{alike}. fire reads {texts[-1]!r} as text, which counts as true; give the choices"
                 ' ["True", "False"], with quotes.'
             )
         for file, option in options_of_bool(task):
@@ -382,7 +383,7 @@ def _check_booleans(task: "Script", space: Space) -> None:
                     f"give it action=argparse.BooleanOptionalAction and the choices [{option},"
                     f" --no-{option[2:]}]"
                 )
-                raise BadInput(f"search.space.{name}: both values train alike. {said}; {better}.")
+                raise BadInput(f"{alike}. {said}; {better}.")
 
 
 def _option_of(task: "Script", name: str) -> str | None:
