@@ -44,6 +44,7 @@ class Training:
     accuracy: float
     excess_kwh: float = 0.0  # of its first step
     fails: bool = False
+    planned_steps: int | None = None  # that it announces; None: as many as it makes
 
     @property
     def cost_kwh(self) -> float:
@@ -169,6 +170,7 @@ class Simulated:
             stages=None if training.fails else stages,
             evals=tuple(evals),
             total_steps=training.steps,
+            planned_steps=training.planned_steps if state is TrialState.COMPLETE else None,
             steps_done=0 if training.fails else done,
         )
 

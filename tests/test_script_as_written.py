@@ -541,6 +541,13 @@ REFUSED = {
     "options in one value": ("{x}", {"x": {"choices": ["--a 1", ""]}}, {}, "one word"),
     "type=bool": ("--shuffle {shuffle}", ON_OFF, {"script": TYPE_BOOL + PRINTS}, "type=bool"),
     "type=bool with =": ("--shuffle={shuffle}", ON_OFF, {"script": TYPE_BOOL + PRINTS}, "type=bool"),
+    "type=bool with numbers": (
+        "--shuffle {shuffle}", {"shuffle": {"choices": [0, 1]}}, {"script": TYPE_BOOL + PRINTS}, "type=bool",
+    ),
+    "type=bool with words": (
+        "--shuffle {shuffle}", {"shuffle": {"choices": ["True", "False"]}}, {"script": TYPE_BOOL + PRINTS}, "type=bool",
+    ),
+    "fire": ("--shuffle={shuffle}", ON_OFF, {"script": "import fire\n" + PRINTS}, "fire"),
     "output to a file": ("{x} > log.txt 2>&1", {"x": 1}, {}, "tee log.txt"),
     "output to a file, with &>": ("{x} &> log.txt", {"x": 1}, {}, "tee log.txt"),
     "output added to a file": ("{x} >> log.txt", {"x": 1}, {}, "tee log.txt"),
@@ -553,6 +560,8 @@ REFUSED = {
     "GPUs in the command": ("{x}", {"x": 1}, {"before": "CUDA_VISIBLE_DEVICES=1 "}, "CUDA_VISIBLE_DEVICES"),
     "a folder that is not there": ("{x}", {"x": 1}, {"before": "cd nowhere && "}, "no folder"),
     "conda": ("{x}", {"x": 1}, {"before": "conda activate me && "}, "conda run"),
+    "a condition": ("{x}; fi", {"x": 1}, {"before": "if true; then "}, "bash run.sh"),
+    "a loop": ("{x} --seed $s; done", {"x": 1}, {"before": "for s in 1 2; do "}, "bash run.sh"),
     "a placeholder in a comment": ("{x} # --y {y}", {"x": 1, "y": {"choices": [1, 2]}}, {}, "none for y"),
     "lines of a shell": ("{x} | cat\n  --y 1", {"x": 1}, {}, "^workload.command: .*backslash"),
     "a line of input alone": ("{x}\n  < c.yaml", {"x": 1}, {}, "^workload.command: .*a program"),

@@ -241,6 +241,20 @@ SCRIPTS = {
         """,
         {"train": 0.4, "evaluation": 1.0},
     ),
+    "a report within the block": (
+        """
+        run = carbon.run(total_steps=4)
+        for step in range(4):
+            wait(0.2); run.step()
+            if step % 2:
+                with run.evaluation():
+                    wait(0.3)
+                    run.report(accuracy=0.9)
+                    wait(0.5)
+        wait(0.5)
+        """,
+        {"train": 0.8, "evaluation": 1.6, "after": 0.5},
+    ),
     "an evaluation that fails": (
         """
         run = carbon.run(total_steps=2)

@@ -121,3 +121,10 @@ def test_a_trainer_that_sees_another_number_of_ranks_is_refused(tmp_path: Path) 
     record = timed(script().replace("world_size=1", "world_size=2"), tmp_path)
     assert (record.state, record.failure.kind) == (TrialState.FAILED, "bad_input")
     assert "world size is 2" in record.failure.text
+
+
+def test_a_trainer_that_begins_again_with_a_smaller_batch_is_refused(tmp_path: Path) -> None:
+    begins = "hooks.on_train_begin(args, state, control)\n"
+    record = timed(script().replace(begins, begins + begins), tmp_path)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "bad_input")
+    assert "auto_find_batch_size" in record.failure.text

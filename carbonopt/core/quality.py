@@ -7,10 +7,12 @@ divided once by a count. No other package decides about a direction or a scale b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 MISSING = "–"  # shown where a figure is not known
+_LEAST_PERCENT = 5.0  # from which on a value or a target is taken for a percentage
 
 
 @dataclass(frozen=True)
@@ -346,6 +348,20 @@ class Target:
         if self.quality.value_of_mean == "exp":
             return math.log(value / self.value)
         return self.quality.scaled(value) - self.quality.scaled(self.value)
+
+    def is_on_other_scale(self, values: Sequence[float]) -> bool:
+        """Return whether the target may be a share and the values percents, or the reverse.
+
+        Only a quality without bounds may have such values: 82 then meets a target of 0.9. A loss
+        above 1 is no percent, so percents count from 5 on.
+        """
+        percents = (_LEAST_PERCENT, 100.0)
+        if not values or math.isfinite(self.quality.highest):
+            return False
+        if 0 < self.value <= 1:
+            least = max(percents[0], 10 * self.value)
+            return all(least <= value <= percents[1] for value in values)
+        return percents[0] <= self.value <= percents[1] and all(0 <= value <= 1 for value in values)
 
     def as_json(self) -> dict[str, str | float]:
         """Return the target as in study files and in the output of `recommend --json`.

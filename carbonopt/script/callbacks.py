@@ -40,6 +40,12 @@ class _TrainerHooks:
     other_metrics: tuple[str, ...] = ()  # metrics of the last evaluation that lacked `metric`
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.run is not None and self.is_in_train:
+            self.run.refuse(
+                "a trial must train with the batch size of its configuration, but the Trainer ran"
+                " out of memory and began again with a smaller one; leave auto_find_batch_size"
+                " out."
+            )
         self.run = Run(state.max_steps, getattr(args, "world_size", None))
         self.run.check_metric(self.metric, self.quality)
         self.run.check_begin(getattr(state, "global_step", 0) + 1)

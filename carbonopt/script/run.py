@@ -124,7 +124,9 @@ class Run:
         )
         if given == 0:
             raise BadInput(
-                "carbonopt.script.run needs total_steps, or the study file workload.steps."
+                "the number of optimizer steps must be known before the first one; give"
+                " carbonopt.script.run total_steps, a trainer without an end max_steps, or the"
+                " study file workload.steps."
             )
         return whole("total_steps", given, 1)
 
@@ -288,8 +290,8 @@ class Run:
             with self._refusals_sent():
                 point = evaluation(quality, dict(qualities), count, self._step)
             stop = self._send(point)
-            if self._step >= self._total_steps:
-                self.end()
+            if self._step >= self._total_steps and self._block is None:
+                self.end()  # else the block ends, and `resume` with it
         return stop
 
     def resume(self) -> None:

@@ -58,6 +58,8 @@ class Knowledge:
     memory_gib: float | None = None  # memory of one device
     effort: int = FIT_ITERATIONS  # iterations when the curve model is fitted
     affects: Mapping[str, StatedAffects] = field(default_factory=dict)  # see `affecting`
+    # whether a training may stop by itself, see `Observation.may_stop_itself`
+    quality_affects_cost: bool = False
     # Observations of prior studies of the same or a similar task.
     earlier: Sequence[Sequence[Observation]] = ()
     # The literature's batch size and learning rate, by dimension name.
@@ -105,6 +107,7 @@ class Knowledge:
             self.affects,
             len(self.earlier),
             advised=self.advised,
+            quality_affects_cost=self.quality_affects_cost,
         )
 
     @cached_property

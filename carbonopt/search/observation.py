@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrainingParams
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import Quality
-from carbonopt.core.trial import Kernels, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import Kernels, Stage, StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
 
 Values = Mapping[str, Any]  # a configuration's values, by its dimensions' names
@@ -106,6 +106,9 @@ class Observation:
     wait_fraction: float = 0.0
     # examples of an evaluation, if the loss is a share of errors (`Quality.is_share`)
     examples: float = math.inf
+    # a script's training whose steps were not announced, or other ones: it may have stopped by
+    # itself, so that what affects the quality alone may affect its cost, too
+    may_stop_itself: bool = False
 
     @property
     def final_loss(self) -> float | None:
@@ -222,6 +225,9 @@ def of_record(record: TrialRecord) -> Observation:
         diverged=record.state == TrialState.DIVERGED,
         peak_memory_gib=record.peak_memory_gib,
         examples=examples(record.evals[-1], quality) if record.evals else math.inf,
+        # A script without carbonopt's lines has the stage of its steps alone.
+        may_stop_itself=complete
+        and (record.planned_steps is not None or set(record.stages or ()) == {Stage.STEPS}),
     )
 
 

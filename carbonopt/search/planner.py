@@ -156,6 +156,7 @@ class Planner:
             memory_gib=self._memory_gib,
             effort=FIT_ITERATIONS if len(observations) < SHORT_FIT_FROM else 12,
             affects=self._affects,
+            quality_affects_cost=any(trial.may_stop_itself for trial in observations),
             earlier=self._earlier,
             advised=self._advised,
             estimated_gib=self._estimated_gib,

@@ -255,7 +255,17 @@ TWO_AT_ONCE = (
 )
 
 
-@pytest.mark.parametrize("script", [SPIN.format(s=1.0), TWO_CHILDREN_IN_TURN, TWO_AT_ONCE])
+# The kernel gives a nice process less of a busy core, and counts a pool's workers when they end.
+NICE = "import os\nos.nice(10)\n" + SPIN.format(s=1.0)
+POOL = (
+    "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(2) as pool:\n"
+    f"    pool.map(exec, 2 * [{SPIN.format(s=0.5)!r}], chunksize=1)"
+)
+
+
+@pytest.mark.parametrize(
+    "script", [SPIN.format(s=1.0), TWO_CHILDREN_IN_TURN, TWO_AT_ONCE, NICE, POOL]
+)
 @pytest.mark.slow
 def test_a_second_of_work_costs_the_same_beside_busy_neighbours(script: str) -> None:
     """Measured on two cores with a load of ten, where it took up to ten times as long: the CPU's

@@ -20,10 +20,11 @@ from small_studies import BLEU, WER, evaluation, script_run, script_study, study
 
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import number_from
-from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.quality import PERPLEXITY, quality_of
 from carbonopt.core.trial import Durations, TrialRecord, TrialState
 from carbonopt.report.data_files import TRIALS_PARQUET, data_files
 from carbonopt.report.document import Level
+from carbonopt.report.sections import trial_conduct_section
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.writing import write_report
 from carbonopt.spec.study_data import StudyData
@@ -383,3 +384,27 @@ def test_of_gpus_alone_no_reading_of_the_cpu_counts() -> None:
         }
         data = study(trial(0, **took), raw=raw, provenance=measured)
         assert ("short_training" in caveats_of(data)) == warned
+
+
+@pytest.mark.parametrize(
+    ("target", "values", "suspected"),
+    [
+        ({"quality": "f1", "at_least": 0.9}, (82.0, 45.5), True),
+        ({"quality": "wer", "at_most": 0.1}, (12.3, 30.0), True),
+        ({"quality": "f1", "at_least": 80}, (0.82, 0.0), True),
+        ({"quality": "wer", "at_most": 10}, (0.12, 0.3), True),
+        ({"quality": "bleu", "at_least": 30}, (31.2, 0.4), False),
+        ({"quality": "loss", "at_most": 0.9}, (1.4, 2.3), False),
+        ({"quality": "my_reward", "at_least": 0.5}, (3.2, 7.0), False),
+        ({"accuracy": 0.9}, (0.4, 0.5), False),
+    ],
+)
+def test_a_target_on_another_scale_than_the_values_is_said(
+    target: dict, values: tuple[float, ...], suspected: bool
+) -> None:
+    quality = quality_of(target.get("quality", "accuracy"), "maximize")
+    records = [script_run(number, value, quality=quality) for number, value in enumerate(values)]
+    study = StudyView(script_study(*records, target=target))
+    assert (
+        "other_scale" in {caveat.key for caveat in trial_conduct_section.caveats(study)}
+    ) is suspected

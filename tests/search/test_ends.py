@@ -1,10 +1,15 @@
 """What a search says when it ends is true of what it left."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 from simulated_searches import TARGET, Simulated, Training, Values, random_table
+from small_studies import script_run
+
+from carbonopt.core.trial import Stage, StageCost, StopReason, TrialState
+from carbonopt.search.observation import of_record
 
 WIDTHS = [64, 256, 1024]
 RATES = [1e-3, 3e-3]
@@ -122,6 +127,48 @@ def test_a_dimension_of_the_users_own_may_decide_the_number_of_steps() -> None:
 
     start = {"iterations": 1000, "learning_rate": 1e-3}
     assert_true(Simulated({"iterations": [50, 200, 1000], "learning_rate": RATES}, training, start))
+
+
+@pytest.mark.parametrize("power", [0.7, -0.7], ids=["a high rate stops early", "a low one does"])
+@pytest.mark.parametrize("batches", [[32], [16, 32, 64]])
+def test_a_loop_that_stops_by_itself_may_do_so_by_its_rate(power: float, batches: list) -> None:
+    """Of the rate the table says that it affects the quality alone, which holds for a given number
+    of steps.
+    """
+
+    def training(values: Values) -> Training:
+        steps = round(1000 * (1e-3 / values["learning_rate"]) ** power)
+        step_kwh = 1e-6 * values["global_batch_size"] ** 0.5
+        return Training(steps, step_kwh, TARGET + 0.1, planned_steps=100_000)
+
+    rates = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
+    start = {"learning_rate": 1e-3, "global_batch_size": 32}
+    for seed in range(2):
+        assert_true(
+            Simulated({"learning_rate": rates, "global_batch_size": batches}, training, start), seed
+        )
+
+
+def test_words_that_decide_when_a_loop_stops_are_all_tried() -> None:
+    def training(values: Values) -> Training:
+        steps = {"linear": 1000, "cosine": 300, "constant": 100}[values["lr_scheduler"]]
+        return Training(steps, 1e-6, TARGET + 0.1, planned_steps=100_000)
+
+    schedulers = {"lr_scheduler": ["linear", "cosine", "constant"]}
+    assert_true(Simulated(schedulers, training, {"lr_scheduler": "linear"}))
+
+
+def test_a_script_may_have_stopped_by_itself_where_its_steps_are_not_as_it_said() -> None:
+    def may_stop(**changes: Any) -> bool:
+        return of_record(script_run(0, 0.9, **changes)).may_stop_itself
+
+    whole = StageCost(duration_s=1.0, energy_kwh=1e-3)
+    training = {Stage.COMPILE: whole, Stage.STEPS: whole}
+    assert may_stop(stages={Stage.STEPS: whole})  # without carbonopt's lines
+    assert may_stop(stages=training, planned_steps=40)
+    assert not may_stop(stages=training)
+    pruned = {"state": TrialState.PRUNED, "stop_reason": StopReason.CAP}
+    assert not may_stop(stages=training, planned_steps=40, **pruned)
 
 
 @pytest.mark.parametrize("working", [0, 2, 5])

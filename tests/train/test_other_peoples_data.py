@@ -79,6 +79,20 @@ def test_a_cell_that_has_swallowed_rows_is_refused(tmp_path):
     assert f"{path}, line 2:" in refusal(path) and "5 lines" in refusal(path)
 
 
+def test_a_cell_that_nobody_reads_loses_no_rows(tmp_path):
+    rows = "".join(f"row {number},{number}\n" for number in range(5))
+    path = written(tmp_path / "a.csv", f'text,size\na,"7 inch\n{rows}b,8 inch"\nc,9\n')
+    assert f"{path}, line 2:" in refusal(path) and "'size'" in refusal(path)
+
+
+# Tables such as those of GLUE are written without quotes, and their texts may begin with one.
+@pytest.mark.parametrize("text", ['0\t"Hello\n1\tbye"\n', '"Hello\t0\nbye"\t1\n'])
+def test_a_tsv_whose_texts_begin_with_quotes_loses_no_rows(tmp_path, text):
+    header = "label\ttext" if text[0] == "0" else "text\tlabel"
+    path = written(tmp_path / "a.tsv", f"{header}\n{text}")
+    assert f"{path}, line 2:" in refusal(path) and "tabs" in refusal(path)
+
+
 def test_cells_of_several_lines_are_read_whole(tmp_path):
     path = written(
         tmp_path / "a.csv", 'id,text\n0,"one,\ntwo,\nthree ""quoted""\nfour\nfive"\n\n1,7" nail\n'

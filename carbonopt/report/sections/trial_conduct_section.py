@@ -28,6 +28,16 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat(
             "inherited_files", trials=[record.trial for record in inheriting], files=named
         )
+    target = study.data.config.target.at()
+    values = [record.value for record in study.data.records if record.value is not None]
+    if study.data.config.is_script and target.is_on_other_scale(values):
+        yield study.caveat(
+            "other_scale",
+            name=target.quality.name,
+            target=f"{target.value:g}",
+            lowest=f"{min(values):.4g}",
+            highest=f"{max(values):.4g}",
+        )
     failed = [record for record in study.data.records if record.state is TrialState.FAILED]
     failed = [record for record in failed if record.stop_reason is not StopReason.INTERRUPTED]
     ended = [record for record in study.data.records if record.state is TrialState.COMPLETE]

@@ -97,6 +97,8 @@ class SpaceEncoder:
     earlier: int = 0  # number of prior studies that are learned from beside this one
     study: int | None = None  # the prior study whose trials these are; None: this study
     advised: Mapping[str, float] = field(default_factory=dict)  # see `Knowledge`
+    # whether dimensions of carbonopt's own that affect the quality alone count for costs, too
+    quality_affects_cost: bool = False
 
     def curve_rows(self, configurations: Configurations) -> Array:
         """Return the rows of the configurations' ends, (n, CORE + others)."""
@@ -163,7 +165,7 @@ class SpaceEncoder:
             if name == "global_batch_size":
                 continue
             width = len(column(None))
-            if name not in DIMENSIONS:
+            if name not in DIMENSIONS or "cost" not in DIMENSIONS[name].affects:
                 own_slope = (
                     _OWN_EFFECT if _by_words(self.distributions[name]) else _OWN_EFFECT / _RANGE
                 )
@@ -240,13 +242,15 @@ class SpaceEncoder:
     def _affecting(self) -> dict[Affects, list[tuple[str, Callable[[Any], list[float]]]]]:
         """The dimensions that affect each modelled quantity, with functions of their columns."""
         modelled: tuple[Affects, ...] = ("quality", "cost", "memory")
-        return {
-            what: [
-                (name, self._columns[name])
-                for name in affecting(what, self.distributions, self.affects)
-            ]
-            for what in modelled
-        }
+        names = {what: affecting(what, self.distributions, self.affects) for what in modelled}
+        if self.quality_affects_cost:
+            by_steps = (
+                name
+                for name in names["quality"]
+                if name in DIMENSIONS and name not in (*names["cost"], *STEPS_FOLLOW)
+            )
+            names["cost"] += tuple(by_steps)
+        return {what: [(name, self._columns[name]) for name in names[what]] for what in modelled}
 
     @cached_property
     def _columns(self) -> dict[str, Callable[[Any], list[float]]]:

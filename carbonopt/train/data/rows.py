@@ -391,15 +391,27 @@ def _check_cells(
                 f"{where}: every row must have a cell for {column!r}, but {has}; add what is"
                 " missing."
             )
-        inner = cells[place].splitlines()[1:-1] if len(named) > 1 else []
-        if len(inner) >= _SWALLOWED_ROWS and all(
-            line.count(delimiter) == len(named) - 1 for line in inner
-        ):
-            has = f"{column!r} of row {number} has {len(inner)} lines in it that look like rows"
+    if len(named) == 1:
+        return
+    # Also in a column that is not read, whose rows would be lost.
+    for column, cell in zip(named, cells, strict=False):
+        if (found := _other_rows(cell, delimiter, len(named))) is not None:
             raise BadInput(
-                f"{where}: a cell must not hold other rows, but {has}; double the quote that it"
-                " begins with."
+                f"{where}: a cell must not hold other rows, but {column!r} of row {number} has"
+                f" {found}; double the quote that it begins with."
             )
+
+
+def _other_rows(cell: str, delimiter: str, columns: int) -> str | None:
+    """Return what in a cell looks like other rows that its quote has swallowed; None: nothing."""
+    lines = cell.splitlines()
+    # Text has commas, but hardly ever tabs beside ends of lines.
+    if delimiter == "\t" and len(lines) > 1 and delimiter in cell:
+        return f"{len(lines)} lines with tabs"
+    inner = lines[1:-1]
+    if len(inner) < _SWALLOWED_ROWS or any(line.count(delimiter) != columns - 1 for line in inner):
+        return None
+    return f"{len(inner)} lines in it that look like rows"
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:

@@ -50,6 +50,7 @@ _OUTPUT_OPTION = re.compile(
     r"--?(output|out|save|checkpoint|ckpt|logging|log)[-_]?(dir|folder|path)?|hydra\.run\.dir"
 )
 _NO_TEXT = "\0"
+_SHELL_ENDS = ("fi", "done", "esac", "}")  # ends of a shell's compound commands
 
 
 def check(task: "Script", space: Space, launch: Launch) -> None:
@@ -221,6 +222,11 @@ def _check_program(task: "Script", base: Path) -> None:
             command.check_lines()
         except BadInput as error:
             raise BadInput(f"workload.command: {error}") from error
+        if words[0] in _SHELL_ENDS:
+            raise BadInput(
+                "workload.command must have its program outside if, for, while and braces, but it"
+                f" ends with {words[0]}; put it into a script, and write `bash run.sh`."
+            )
         if any(each.words[:2] == ("conda", "activate") for each in command.simple):
             raise BadInput(
                 "workload.command: conda activate needs your own shell; write "
@@ -350,16 +356,23 @@ def _check_output(task: "Script") -> None:
 
 
 def _check_booleans(task: "Script", space: Space) -> None:
-    """Raise BadInput for a boolean dimension whose option argparse reads with type=bool.
+    """Raise BadInput for a dimension whose option argparse reads with type=bool.
 
-    argparse then takes every word but the empty one for true.
+    argparse then takes every word but the empty one for true, 0 and "False" as well. fire takes
+    every word but "False" and 0 for true.
     """
     for name, domain in space.free().items():
-        texts = [as_text(value) for value in values_of(domain)]
-        if sum(map(bool, texts)) < 2 or not all(
-            isinstance(value, bool) for value in values_of(domain)
-        ):
+        values = values_of(domain)
+        texts = [as_text(value) for value in values]
+        if sum(map(bool, texts)) < 2:
             continue
+        alike = f"search.space.{name}: all values train alike"
+        is_boolean = all(isinstance(value, bool) for value in values)
+        if is_boolean and any("fire" in modules for modules in task.imported):
+            raise BadInput(
+                f"{alike}. fire reads {texts[-1]!r} as text, which counts as true; give the choices"
+                ' ["True", "False"], with quotes.'
+            )
         for file, option in options_of_bool(task):
             if _option_of(task, name) == option:
                 said = (
@@ -370,7 +383,7 @@ def _check_booleans(task: "Script", space: Space) -> None:
                     f"give it action=argparse.BooleanOptionalAction and the choices [{option},"
                     f" --no-{option[2:]}]"
                 )
-                raise BadInput(f"search.space.{name}: both values train alike. {said}; {better}.")
+                raise BadInput(f"{alike}. {said}; {better}.")
 
 
 def _option_of(task: "Script", name: str) -> str | None:
