@@ -120,12 +120,14 @@ class Recommendation(Answer):
             "energy_kwh": self.energy_kwh,
             "baseline": self._trial_as_json(self.baseline),
             "saving_fraction": self.saving_fraction,
+            "saving_interval": dumped["saving_interval"],
             "pareto_front": dumped["pareto_front"],
             "study": {
                 "trials": dumped["trials_by_state"],
                 "energy_kwh": self.study_energy_kwh,
                 "emissions_kg_co2e": self.study_emissions_kg_co2e,
                 "break_even_runs": self.break_even_runs,
+                "break_even_interval": dumped["break_even_interval"],
             },
             **{
                 name: dumped[name]
