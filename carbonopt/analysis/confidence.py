@@ -465,6 +465,25 @@ def lowest_share(share: float, count: int) -> float:
     return (middle - margin) / (1 + squared)
 
 
+def welch_margin(means: Iterable[tuple[Pooled, int]]) -> float:
+    """Return how far a difference of two means, whose runs spread differently, may lie off.
+
+    It is Welch's, with Satterthwaite's degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
+    Methods, 7.3.1).
+
+    Args:
+        means: the spread of each mean's runs, and their number.
+    """
+    from scipy.special import stdtrit  # imported here as in `Pooled.margin`
+
+    parts = [(spread.deviation**2 / n, spread.freedom) for spread, n in means]
+    variance = sum(part for part, _ in parts)
+    if not variance > 0:
+        return 0.0
+    freedom = variance**2 / sum(part**2 / of_spread for part, of_spread in parts)
+    return float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance)
+
+
 def less_interval(ratio: float, margin: float) -> tuple[float, float]:
     """Return the interval of 1 − a ratio of emissions whose logarithm has this margin."""
     margin = min(margin, LARGEST_MARGIN)
