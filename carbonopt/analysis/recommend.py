@@ -190,13 +190,8 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
             f" {target.value}."
         )
     evidence = Evidence.of(data, target)
-    standings, best = (
-        {config: evidence.standing(config) for config in evidence.configurations},
-        _Best(),
-    )
-    for config, standing in standings.items():
-        best.take(config, standing)
-    winner = best.answer(confirmed_for_it=target == data.config.target.at())
+    standings = {config: evidence.standing(config) for config in evidence.configurations}
+    winner = cheapest(standings, confirmed_for_it=target == data.config.target.at())
     repeated = any(config.repeated for config in standings)
     baseline = _baseline(data, evidence.configurations)
     spent = footprint(data)
@@ -317,6 +312,20 @@ class _Best:
         if confirmed_for_it:
             return holding or self._by_means.get(Standing.INCONCLUSIVE) or met
         return holding if met is by_first_run.get(Standing.CONFIRMED) else met
+
+
+def cheapest(
+    standings: Mapping[Configuration, Standing], *, confirmed_for_it: bool
+) -> Configuration | None:
+    """Return the configuration to take, by `_Best`; None: none meets the target.
+
+    Args:
+        confirmed_for_it: whether the target is the one that the repeats were made for.
+    """
+    best = _Best()
+    for config, standing in standings.items():
+        best.take(config, standing)
+    return best.answer(confirmed_for_it=confirmed_for_it)
 
 
 def _rejected(
