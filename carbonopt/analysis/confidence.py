@@ -115,11 +115,11 @@ class Pooled:
 
     def or_own_if_larger(self, values: Sequence[float]) -> "Pooled":
         """Return this with one configuration's own deviation, where that is known and larger."""
-        return (
-            replace(self, deviation=max(self.deviation, statistics.stdev(values)))
-            if len(values) > 1
-            else self
-        )
+        return self.or_larger(statistics.stdev(values)) if len(values) > 1 else self
+
+    def or_larger(self, deviation: float) -> "Pooled":
+        """Return this with another deviation, where that is larger."""
+        return replace(self, deviation=max(self.deviation, deviation))
 
 
 class SaferAlternative(Frozen):
@@ -146,6 +146,8 @@ class Confidence(Frozen):
     # all bounds.
     value_bound: float | None
     emissions_deviation_kg_co2e: float | None  # standard deviation of one run, in the same way
+    # chance that one more run, with another seed, misses the target; None: it ran once
+    miss_chance: float | None
     confirmed: bool  # whether the bound meets the target
     # None: it is confirmed, it has no bound, or no other one is as cheap and surer
     safer_alternative: SaferAlternative | None
@@ -162,7 +164,8 @@ class Evidence:
 
     def __init__(self, tried: Iterable[Configuration], target: Target | None, seeds: int) -> None:
         self.configurations, self._target, self._seeds = tuple(tried), target, seeds
-        self.scaled_value = pooled(candidate.scaled_values for candidate in self.configurations)
+        spread = pooled(candidate.scaled_values for candidate in self.configurations)
+        self.scaled_value = spread and spread.or_larger(_deviation_of_rounding(self.configurations))
 
     @classmethod
     def of(cls, data: StudyData, target: Target) -> "Evidence":
@@ -249,9 +252,28 @@ class Evidence:
             ),
             value_bound=self.bound(candidate),
             emissions_deviation_kg_co2e=self._emissions_deviation_kg_co2e(candidate),
+            miss_chance=self._miss_chance(candidate),
             confirmed=self.confirmed(candidate),
             safer_alternative=self._safer_alternative(candidate),
         )
+
+    def _miss_chance(self, candidate: Configuration) -> float | None:
+        """Return the chance that one more run misses the target; None: the configuration ran once.
+
+        The difference of a new run and the mean of n has the variance deviation² × (1 + 1 ÷ n), and
+        is Student's t in units of its estimate (the prediction interval of Hahn and Meeker,
+        Statistical Intervals, 1991, 4.8).
+        """
+        from scipy.special import stdtr  # imported here as in `Pooled.margin`
+
+        noise = self._noise(candidate)
+        if noise is None or self._target is None:
+            return None
+        slack = -self._target.shortfall(candidate.value)
+        deviation = noise.deviation * math.sqrt(1 + 1 / candidate.n)
+        if not deviation > 0:
+            return float(slack < 0)
+        return float(stdtr(noise.freedom, -slack / deviation))
 
     def _emissions_deviation_kg_co2e(self, candidate: Configuration) -> float | None:
         """Return the standard deviation of one run, from the pooled share or its own if larger."""
@@ -411,6 +433,24 @@ def log_spread(candidates: Iterable[Configuration]) -> Pooled | None:
     return pooled([math.log(kg) for kg in of_runs] for of_runs in emissions_kg if min(of_runs) > 0)
 
 
+def _deviation_of_rounding(candidates: Iterable[Configuration]) -> float:
+    """Return the least deviation that the values of repeated runs can tell from none.
+
+    A share of n examples is a multiple of 1 ÷ n, so that equal shares show no more than that the
+    runs differ by less than an example. What is rounded to multiples of q has an error with the
+    deviation q ÷ √12 (JCGM 100:2008, F.2.2.1). 0: the quality is no share of examples, or their
+    number is not known, for which scripts have 1.
+    """
+    counts = [
+        run.quality.count
+        for candidate in candidates
+        if candidate.n > 1 and candidate.quality.is_share_of_examples
+        for run in candidate.runs
+        if run.quality.count is not None and run.quality.count > 1
+    ]
+    return 1 / (min(counts) * math.sqrt(12)) if counts else 0.0
+
+
 def lowest_share(share: float, count: int) -> float:
     """Return the lower end of the interval, at LEVEL, of the share that `count` draws had.
 
@@ -423,6 +463,25 @@ def lowest_share(share: float, count: int) -> float:
     middle = share + squared / 2
     margin = math.sqrt(squared * share * (1 - share) + squared**2 / 4)
     return (middle - margin) / (1 + squared)
+
+
+def welch_margin(means: Iterable[tuple[Pooled, int]]) -> float:
+    """Return how far a difference of two means, whose runs spread differently, may lie off.
+
+    It is Welch's, with Satterthwaite's degrees of freedom (NIST/SEMATECH e-Handbook of Statistical
+    Methods, 7.3.1).
+
+    Args:
+        means: the spread of each mean's runs, and their number.
+    """
+    from scipy.special import stdtrit  # imported here as in `Pooled.margin`
+
+    parts = [(spread.deviation**2 / n, spread.freedom) for spread, n in means]
+    variance = sum(part for part, _ in parts)
+    if not variance > 0:
+        return 0.0
+    freedom = variance**2 / sum(part**2 / of_spread for part, of_spread in parts)
+    return float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance)
 
 
 def less_interval(ratio: float, margin: float) -> tuple[float, float]:

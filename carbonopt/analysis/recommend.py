@@ -120,12 +120,14 @@ class Recommendation(Answer):
             "energy_kwh": self.energy_kwh,
             "baseline": self._trial_as_json(self.baseline),
             "saving_fraction": self.saving_fraction,
+            "saving_interval": dumped["saving_interval"],
             "pareto_front": dumped["pareto_front"],
             "study": {
                 "trials": dumped["trials_by_state"],
                 "energy_kwh": self.study_energy_kwh,
                 "emissions_kg_co2e": self.study_emissions_kg_co2e,
                 "break_even_runs": self.break_even_runs,
+                "break_even_interval": dumped["break_even_interval"],
             },
             **{
                 name: dumped[name]
@@ -188,13 +190,8 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
             f" {target.value}."
         )
     evidence = Evidence.of(data, target)
-    standings, best = (
-        {config: evidence.standing(config) for config in evidence.configurations},
-        _Best(),
-    )
-    for config, standing in standings.items():
-        best.take(config, standing)
-    winner = best.answer(confirmed_for_it=target == data.config.target.at())
+    standings = {config: evidence.standing(config) for config in evidence.configurations}
+    winner = cheapest(standings, confirmed_for_it=target == data.config.target.at())
     repeated = any(config.repeated for config in standings)
     baseline = _baseline(data, evidence.configurations)
     spent = footprint(data)
@@ -315,6 +312,20 @@ class _Best:
         if confirmed_for_it:
             return holding or self._by_means.get(Standing.INCONCLUSIVE) or met
         return holding if met is by_first_run.get(Standing.CONFIRMED) else met
+
+
+def cheapest(
+    standings: Mapping[Configuration, Standing], *, confirmed_for_it: bool
+) -> Configuration | None:
+    """Return the configuration to take, by `_Best`; None: none meets the target.
+
+    Args:
+        confirmed_for_it: whether the target is the one that the repeats were made for.
+    """
+    best = _Best()
+    for config, standing in standings.items():
+        best.take(config, standing)
+    return best.answer(confirmed_for_it=confirmed_for_it)
 
 
 def _rejected(

@@ -3,6 +3,7 @@
 Longer runs can change the ranking, since a run compiles and warms up once, however long it is.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,14 @@ from functools import reduce
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from carbonopt.analysis.confidence import Configuration, Evidence, Standing, less_interval
+from carbonopt.analysis.confidence import (
+    Configuration,
+    Evidence,
+    Pooled,
+    Standing,
+    less_interval,
+    pooled,
+)
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import TrialParams, affecting
 from carbonopt.core.trial import Kernels, Stage, StageCost, StopReason, TrialRecord, TrialState
@@ -121,7 +129,8 @@ class CheapestFrom(Frozen):
     # share of the recommended one's energy that it saves in runs so long that no first step counts;
     # 0 for the recommended one itself
     less_in_the_limit: float
-    # interval of that share, as for savings; None: nothing was repeated, or it is itself
+    # interval of that share, from how far energies without the excess spread between repeats; None:
+    # nothing was repeated, or it is itself
     less_interval: tuple[float, float] | None
 
 
@@ -336,7 +345,7 @@ def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortis
     )
     if not lines or (rec.met and lines[0].config.trial != rec.trial):
         return None
-    first = lines[0]
+    first, spread = lines[0], _log_spread(evidence.configurations, speeds)
     return Amortisation(
         trial=first.config.trial,
         met=rec.met,
@@ -354,7 +363,7 @@ def amortisation(data: StudyData, rec: Recommendation, timed: Stages) -> Amortis
                 less_in_the_limit=(
                     0.0 if line is first else 1 - line.per_length_kwh / first.per_length_kwh
                 ),
-                less_interval=None if line is first else _less_interval(evidence, line, first),
+                less_interval=None if line is first else _less_interval(spread, line, first),
             )
             for length, line in _envelope(lines)
         ),
@@ -374,22 +383,36 @@ def _line(config: Configuration, speeds: Speeds, *, by_first: bool) -> _Line | N
             weren't run with all their seeds.
     """
     runs = config.runs[:1] if by_first else config.runs
-    energies = [
-        (run.energy_kwh.train, speeds[run.trial])
-        for run in runs
-        if run.energy_kwh and run.trial in speeds
-    ]
-    if len(energies) < len(runs):
+    parts = [part for run in runs if (part := _parts_kwh(run, speeds))]
+    if len(parts) < len(runs):
         return None
-    parts = [
-        (train_kwh, min(speed.first_step_excess_kwh, train_kwh)) for train_kwh, speed in energies
-    ]
-    excess_kwh = statistics.fmean(excess_kwh for _, excess_kwh in parts)
     return _Line(
         config,
         len(runs),
-        excess_kwh,
-        statistics.fmean(train_kwh - excess_kwh for train_kwh, excess_kwh in parts),
+        statistics.fmean(excess_kwh for excess_kwh, _ in parts),
+        statistics.fmean(rest_kwh for _, rest_kwh in parts),
+    )
+
+
+def _parts_kwh(run: TrialRecord, speeds: Speeds) -> tuple[float, float] | None:
+    """Return a training's energy as its first step's excess and the rest; None: not measured."""
+    if run.energy_kwh is None or run.trial not in speeds:
+        return None
+    excess_kwh = min(speeds[run.trial].first_step_excess_kwh, run.energy_kwh.train)
+    return excess_kwh, run.energy_kwh.train - excess_kwh
+
+
+def _log_spread(tried: Sequence[Configuration], speeds: Speeds) -> Pooled | None:
+    """Return the spread of the logarithm of runs' energies without their first steps' excess.
+
+    Whole runs spread otherwise: less where the excess is a large and steady part of them, more
+    where kernels are compiled once and then loaded. None: nothing was repeated.
+    """
+    rests_kwh = [
+        [part[1] for run in config.runs if (part := _parts_kwh(run, speeds))] for config in tried
+    ]
+    return pooled(
+        [math.log(kwh) for kwh in of_runs] for of_runs in rests_kwh if min(of_runs, default=0) > 0
     )
 
 
@@ -425,11 +448,11 @@ def _envelope(lines: Sequence[_Line]) -> list[tuple[float, _Line]]:
         )
 
 
-def _less_interval(evidence: Evidence, line: _Line, first: _Line) -> tuple[float, float] | None:
-    """Return the interval of the saving in the limit, with the margin of whole runs' ratio."""
-    margin = evidence.log_emissions_margin(line.runs, first.runs)
-    if margin is None or not line.per_length_kwh > 0:
+def _less_interval(spread: Pooled | None, line: _Line, first: _Line) -> tuple[float, float] | None:
+    """Return the interval of the saving in the limit."""
+    if spread is None or not line.per_length_kwh > 0:
         return None
+    margin = spread.margin(line.runs, first.runs)
     return less_interval(line.per_length_kwh / first.per_length_kwh, margin)
 
 

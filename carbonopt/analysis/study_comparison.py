@@ -8,6 +8,7 @@ from carbonopt.analysis.confidence import (
     configurations,
     less_interval,
     log_spread,
+    welch_margin,
 )
 from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core.dimensions import TrialParams
@@ -61,7 +62,7 @@ class StudiesComparison(Frozen):
     pue: float
     studies: tuple[ComparedStudy, ...]
     # interval of the share by which the study with the least emissions emits less than the next,
-    # from the spread of all repeated runs; None: it is not known
+    # from the spread of each one's repeated runs; None: one of them repeated nothing
     less_interval: tuple[float, float] | None = None
 
     @property
@@ -123,16 +124,21 @@ def compare_studies(
 def _less_interval(
     compared: StudiesComparison, studies: Mapping[str, StudyData]
 ) -> tuple[float, float] | None:
-    runs = [study.recommended for study in compared.by_emissions[:2] if study.recommended]
-    spread = log_spread(
-        tried for data in studies.values() for tried in configurations(data.records)
-    )
-    if len(runs) < 2 or spread is None:
+    """Return the interval of what the best study saves against the next.
+
+    Each has a spread of its own, since machines and models need not be alike: one machine's quiet
+    runs say nothing about another's.
+    """
+    means, emissions_kg = [], []
+    for study in compared.by_emissions[:2]:
+        spread = log_spread(configurations(studies[study.name].records))
+        if spread is None or study.recommended is None or not (kg := _common_kg(study)):
+            return None
+        means.append((spread, study.recommended.seeds))
+        emissions_kg.append(kg)
+    if len(means) < 2:
         return None
-    (least, following), (least_kg, next_kg) = runs, [run.common_emissions_kg_co2e for run in runs]
-    if not least_kg or not next_kg:
-        return None
-    return less_interval(least_kg / next_kg, spread.margin(least.seeds, following.seeds))
+    return less_interval(emissions_kg[0] / emissions_kg[1], welch_margin(means))
 
 
 def _refuse_different(what: str, value_by_study: Mapping[str, str]) -> None:

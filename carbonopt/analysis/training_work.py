@@ -20,6 +20,7 @@ class TrainingWork(Frozen):
     """
 
     tokens: int | None  # training tokens over all ranks; None: not known of every run
+    measured_tokens: int | None  # those of runs whose energy is known
     # FLOP of the model, by 6 × parameters × tokens; None: not known of every run
     flop: float | None
     parameters: int | None
@@ -52,8 +53,10 @@ def training_work(data: StudyData) -> TrainingWork:
     machines = hardware.nodes * groups if hardware else 0
     devices = len(gpus) or machines
     tokens = known_sum(trained_tokens(data, run) for run in runs)
+    measured = known_sum(trained_tokens(data, run) for run in runs if run.energy_kwh is not None)
     return TrainingWork(
         tokens=None if tokens is None else int(tokens),
+        measured_tokens=None if measured is None else int(measured),
         flop=known_sum(trained_flop(data, run) for run in runs),
         parameters=data.prepared.model_parameters if data.prepared else None,
         wall_clock_s=wall_clock_s(data.sessions),

@@ -69,10 +69,12 @@ def sci_terms(study: ExportedStudy) -> dict[str, Any]:
 
 def functional_unit(study: ExportedStudy) -> FunctionalUnit | None:
     """Return the unit that a score is divided by; None if none is known."""
-    tokens, parameters = study.work.tokens, study.work.parameters
+    tokens, parameters = study.work.measured_tokens, study.work.parameters
     if tokens:
+        # Tokens whose energy is not in the score would make it too low.
+        runs = "of all runs" if tokens == study.work.tokens else "of all runs of known energy"
         why = (
-            "the training tokens of all runs are counted; FLOP would only be estimated from them"
+            f"the training tokens {runs} are counted; FLOP would only be estimated from them"
             " (6 × parameters × tokens)"
         )
         return FunctionalUnit(unit="training token", amount=tokens, why=why)

@@ -31,7 +31,7 @@ from carbonopt.report.figures.steps_figure import steps as steps_figure
 from carbonopt.report.sections.energy_section import CLOSURE_TOLERANCE, closure_table, how_known
 from carbonopt.report.sections.provenance_section import stated_of_machine
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import confidence_text, is_within_noise, short_params
+from carbonopt.report.summary import confidence_text, is_within_noise, runs_text, short_params
 from carbonopt.spec.pipeline_file import PipelineData
 
 _FROZEN = (
@@ -155,7 +155,9 @@ def _tiles(view: PipelineView) -> Iterator[Tile]:
 def _paid_back(summary: PipelineSummary) -> tuple[str, str]:
     """Say after how many runs the searches are paid back, and a note on it."""
     if summary.break_even_runs is not None:
-        return fmt.count_text(summary.break_even_runs, "run"), "of all steps"
+        ends = runs_text(summary.break_even_interval)
+        note = f"of all steps; {ends}" if ends else "of all steps"
+        return fmt.count_text(summary.break_even_runs, "run"), note
     if summary.saving_fraction and is_within_noise(summary.saving_interval):
         return "not known", "a run may save nothing"
     return "never", "a run saves nothing"

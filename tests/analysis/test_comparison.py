@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from analysis.test_confidence import TARGET, repeated, runs
 from analysis.test_recommend import INTENSITY_G_PER_KWH, PUE, record, study
-from documents import caveats_of, numbers_of, texts_of, written
+from documents import caveats_of, markdown_of, numbers_of, texts_of, written
 from scipy import stats
 
 from carbonopt.analysis.comparison import Comparison, comparison
@@ -289,6 +289,15 @@ def test_a_saving_that_lasts_at_equal_quality_is_left_alone(tmp_path: Path) -> N
     said = said_of(data, tmp_path)
     assert not any("stopped" in said[where] for where in ("headline", "sentence"))
     assert "25 % to 50 %" in said["terminal"]
+
+
+def test_report_says_that_another_seed_meets_the_target_at_another_step() -> None:
+    start = record(0, 4.0, 8.0, evals=evals((2, 20.0, 2.0), (3, 9.9, 3.0), (5, 8.0, 4.0)))
+    said = markdown_of(study(start, record(1, 1.5, 9.0), target=TARGET, start=True))
+    assert "another step, which is in no range" in said
+    never_met = record(0, 4.0, 12.0, evals=evals((2, 20.0, 2.0), (5, 12.0, 4.0)))
+    said = markdown_of(study(never_met, record(1, 1.5, 9.0), target=TARGET, start=True))
+    assert "another step" not in said
 
 
 def test_of_a_recommended_run_without_energy_by_step_it_is_not_known() -> None:

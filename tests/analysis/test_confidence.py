@@ -3,6 +3,7 @@ known.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ from analysis.test_recommend import record, study
 from documents import caveats_of
 from scipy import stats
 
-from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, pooled
+from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, configurations, pooled
 from carbonopt.analysis.recommend import Recommendation, cheaper_but_unsure, recommend
 from carbonopt.analysis.replicates import repeats
-from carbonopt.core.quality import PERPLEXITY, Target
-from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.quality import ACCURACY, PERPLEXITY, Target
+from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
 from carbonopt.report.document import Level
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import headline
@@ -316,3 +317,100 @@ def test_what_is_no_better_than_the_target_holds_it_as_rarely_as_the_level_says(
 
 def _holds(rec: Recommendation) -> bool:
     return rec.confidence is not None and rec.confidence.confirmed
+
+
+def of_shares(right: Sequence[float], examples: int = 100) -> StudyData:
+    """A configuration whose runs got so many examples right, of which 90 % is the target."""
+    first, *more = (
+        run.model_copy(
+            update={
+                "quality": QualityResult(
+                    name=ACCURACY.name, value=hits / examples, sum=hits, count=examples
+                )
+            }
+        )
+        for run, hits in zip(
+            runs(0, [1.0] * len(right), [5.0] * len(right)), map(float, right), strict=True
+        )
+    )
+    data = repeated([first, *more], seeds=len(right))
+    target = type(data.config).model_validate(
+        {**data.config.model_dump(mode="json"), "target": {"accuracy": 0.9}}
+    )
+    return data.model_copy(update={"config": target})
+
+
+def test_equal_shares_of_few_examples_confirm_nothing() -> None:
+    """They show no more than that the seeds differ by less than an example."""
+    data = of_shares([90, 90])
+    rec, deviation = recommend(data), 0.01 / math.sqrt(12)
+    assert rec.confidence is not None
+    assert rec.confidence.value_deviation == pytest.approx(deviation)
+    margin = stats.t.ppf((1 + LEVEL) / 2, 1) * deviation / math.sqrt(2)
+    assert rec.confidence.value_bound == pytest.approx(0.9 - margin)
+    assert not rec.confidence.confirmed
+    assert repeats(data.records)[0].standing(rec.target) is Standing.INCONCLUSIVE
+    assert _holds(recommend(of_shares([95, 95])))
+    # A script that does not tell the number of its examples has one evaluation's mean.
+    assert recommend(of_shares([0.9, 0.9], examples=1)).confidence.value_deviation == 0
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+@pytest.mark.parametrize("deviation", [0.5, 1.0, 2.0])
+def test_shares_of_examples_pass_as_seldom_as_the_level_says(seeds: int, deviation: float) -> None:
+    """The configuration lies a quarter of an example below the target, and its first run met it.
+
+    Without the error of rounding, up to 57 % passed. `deviation`: of seeds, in examples.
+    """
+    rng, drawn, passed = np.random.default_rng(0), 0, 0
+    while drawn < 400:
+        right = np.rint(rng.normal(89.75, deviation, seeds))
+        if right[0] < 90:
+            continue
+        tried = configurations(of_shares(right).records)
+        bound = Evidence(tried, None, seeds=seeds).bound(tried[0])
+        drawn, passed = drawn + 1, passed + (bound is not None and bound >= 0.9)
+    assert passed <= 0.05 * drawn
+
+
+def test_chance_that_a_rerun_misses_the_target_is_how_often_it_does() -> None:
+    rng, stated, missed, often = np.random.default_rng(1), [], [], []
+    for _ in range(1200):
+        means, n = np.log(TARGET) + rng.normal(0, 0.015, 3), int(rng.choice([2, 3, 6]))
+        groups = [
+            runs(k, [1.0] * n, list(np.exp(rng.normal(mean, 0.01, n))))
+            for k, mean in enumerate(means)
+        ]
+        tried = configurations(run for group in groups for run in group)
+        evidence = Evidence(tried, AT_TARGET, seeds=n)
+        for candidate, mean in zip(tried, means, strict=True):
+            if max(candidate.value, candidate.values[0]) <= TARGET:
+                chance = evidence.confidence(candidate).miss_chance
+                assert chance is not None
+                stated.append(chance)
+                missed.append(np.exp(rng.normal(mean, 0.01)) > TARGET)
+                often.append(chance > 0.2)
+    assert np.mean(stated) == pytest.approx(np.mean(missed), abs=0.03)
+    assert np.compress(often, stated).mean() == pytest.approx(
+        np.compress(often, missed).mean(), abs=0.05
+    )
+
+
+def test_report_says_how_many_reruns_miss_the_target_however_far_inside_it_the_mean_is() -> None:
+    """A mean 2 % inside the target is far from it where runs spread by 0.1 %, not by 5 %."""
+    wide = caveats_of(repeated(runs(0, [1.0] * 3, [9.3, 9.8, 10.35])))["near_target"]
+    assert wide.numbers["chance"] > 0.2 and wide.numbers["mean"] < 0.99 * TARGET
+    narrow = runs(0, [1.0] * 3, [9.80, 9.81, 9.82])
+    assert "near_target" not in caveats_of(repeated(narrow))
+    # The mean of ten seeds is confirmed long before a single run is sure to meet the target.
+    ten = runs(0, [1.0] * 10, [*[9.8] * 5, *[10.02] * 5])
+    confirmed = repeated(ten, seeds=10)
+    assert _holds(recommend(confirmed))
+    assert caveats_of(confirmed)["near_target"].numbers["chance"] > 0.1
+
+
+def test_seeds_that_change_nothing_are_said_to_show_nothing() -> None:
+    alike = caveats_of(repeated(runs(0, [1.0, 1.1, 0.9], [9.0, 9.0, 9.0])))["seeds_alike"]
+    assert alike.level is Level.CRITICAL and alike.numbers["seeds"] == 3
+    assert "seeds_alike" not in caveats_of(repeated(runs(0, [1.0, 1.1, 0.9], [9.0, 9.0, 9.1])))
+    assert "seeds_alike" not in caveats_of(of_shares([95, 95, 95])), "of so few examples, no wonder"

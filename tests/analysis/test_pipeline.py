@@ -176,6 +176,35 @@ def test_the_interval_of_a_pipeline_holds_its_true_saving_where_a_step_keeps_its
     assert held >= 0.93 * simulated
 
 
+def test_the_runs_that_pay_a_pipeline_back_hold_their_true_number():
+    rng, held, simulated = random.Random(5), 0, 120
+
+    def runs(kwh: float, count: int) -> list[float]:
+        return [kwh * math.exp(rng.gauss(0, 0.1)) for _ in range(count)]
+
+    for _ in range(simulated):
+        dear, cheaper = (
+            repeated(runs(1e-3, 2), runs(7e-4, 3)),
+            repeated(runs(4e-4, 1), runs(1e-4, 3)),
+        )
+        summary = summary_of(dear, cheaper)
+        true_kg = 6e-4 * dear.emissions_kg_co2e(1.0)
+        true_runs = math.ceil(summary.emissions_kg_co2e / true_kg)
+        fewest, most = summary.break_even_interval
+        assert fewest <= summary.break_even_runs <= (most or math.inf)
+        held += fewest <= true_runs <= (most or math.inf)
+    assert 0.93 * simulated <= held
+
+
+def test_a_saving_within_the_noise_may_never_pay_a_pipeline_back():
+    step = repeated([1e-3], [9.5e-4, 9.9e-4])
+    summary = summary_of(step, step)
+    assert summary.break_even_runs is not None and summary.saving_interval[0] < 0
+    assert summary.break_even_interval[1] is None
+
+
 def test_a_pipeline_that_keeps_all_its_starts_saves_nothing_for_sure():
     kept = repeated([1e-3, 1.1e-3], [])
-    assert summary_of(kept, kept).saving_interval == (0.0, 0.0)
+    summary = summary_of(kept, kept)
+    assert summary.saving_interval == (0.0, 0.0)
+    assert summary.break_even_runs is summary.break_even_interval is None

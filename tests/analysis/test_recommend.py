@@ -162,6 +162,7 @@ def test_json_has_exactly_the_contract():
         "energy_kwh",
         "baseline",
         "saving_fraction",
+        "saving_interval",
         "pareto_front",
         "study",
         "confidence",
@@ -189,7 +190,10 @@ def test_json_has_exactly_the_contract():
     assert answer["saving_fraction"] == 0.75
     assert answer["pareto_front"] == [2, 1, 0]
     assert answer["study"]["trials"]["complete"] == 3 and answer["study"]["trials"]["failed"] == 0
-    assert set(answer["study"]) == {"trials", "energy_kwh", "emissions_kg_co2e", "break_even_runs"}
+    assert set(answer["study"]) == {
+        "trials", "energy_kwh", "emissions_kg_co2e", "break_even_runs", "break_even_interval",
+    }  # fmt: skip
+    assert answer["saving_interval"] is answer["study"]["break_even_interval"] is None
     # 1.5 × (4 + 1 + 0.5) kg in all, 3 kg saved on a run
     assert answer["study"]["emissions_kg_co2e"] == pytest.approx(8.25)
     assert answer["study"]["break_even_runs"] == 3

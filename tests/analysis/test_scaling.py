@@ -1,10 +1,13 @@
 """How many GPUs, by figures worked out by hand."""
 
+import math
+
 import pytest
 from small_studies import study, trial
 
+from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.scaling import scaling
-from carbonopt.core.trial import Durations, TrialState
+from carbonopt.core.trial import Durations, TrialRecord, TrialState
 from carbonopt.report.sections.scaling_section import section
 from carbonopt.report.study_view import StudyView
 
@@ -58,3 +61,58 @@ def test_a_trial_that_other_work_slowed_is_named() -> None:
     (made,) = section(StudyView(data)).blocks
     assert [row[1].text for row in made.rows] == ["0", "1 (slowed)"]
     assert "slowed trial 1" in made.note
+
+
+def again(
+    first: TrialRecord, number: int, train_kwh: float, perplexity: float = 5.0
+) -> TrialRecord:
+    """A repeat of a trial with another seed."""
+    changes = {"params": first.params, "repeat_of": first.trial, "seed": number}
+    run = trial(number, train_kwh, perplexity, duration_s=first.duration_s)
+    return run.model_copy(update=changes)
+
+
+def test_repeated_configurations_count_by_their_means_as_in_the_recommendation() -> None:
+    """The first run on two GPUs used least and met the target; its repeats refute it."""
+    one, two, other = (
+        trial(0, 2e-3, **on(1, 60.0)),
+        trial(1, 1e-3, **on(2, 30.0)),
+        trial(2, 4e-3, **on(2, 35.0)),
+    )
+    data = study(
+        *(
+            one,
+            again(one, 10, 2.1e-3),
+            two,
+            again(two, 11, 1e-3, 9.0),
+            other,
+            again(other, 12, 4e-3),
+        ),
+        raw={"confirm": {"seeds": 2, "runners_up": 2}},
+    )
+    effect, rec = scaling(data), recommend(data)
+    assert rec.trial == 0 and [row.trial for row in effect.rows] == [0, 2]
+    assert effect.rows[0].energy_kwh == pytest.approx(rec.energy_kwh) == pytest.approx(2.05e-3)
+    assert effect.least_energy == 1
+    # ln(2.1 ÷ 2) ÷ √2 pooled over three configurations of two runs; Student's t of three degrees
+    margin = 3.182446 * math.log(1.05) / math.sqrt(2 * 3)
+    ratio = 4 / 2.05
+    assert effect.rows[1].energy_ratio_interval == pytest.approx(
+        (ratio * math.exp(-margin), ratio * math.exp(margin)), rel=1e-6
+    )
+    assert effect.rows[0].energy_ratio_interval is None and effect.ties == ()
+    (made,) = section(StudyView(data)).blocks
+    assert made.rows[1][-1].text == "1.95 × (1.83 to 2.08)"
+
+
+def test_number_of_ranks_that_the_noise_does_not_tell_from_the_least_is_named() -> None:
+    one, two = trial(0, 2e-3, **on(1, 60.0)), trial(1, 2.04e-3, **on(2, 40.0))
+    single = study(one, two)
+    assert scaling(single).ties is None
+    (made,) = section(StudyView(single)).blocks
+    assert "spread not known" in made.note
+    runs = one, again(one, 10, 2.1e-3), two, again(two, 11, 2.1e-3)
+    repeated = study(*runs, raw={"confirm": {"seeds": 2, "runners_up": 1}})
+    assert scaling(repeated).ties == (2,)
+    (made,) = section(StudyView(repeated)).blocks
+    assert "less than the error" in made.note

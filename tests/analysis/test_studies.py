@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from small_studies import INTENSITY_G_PER_KWH, REPLAY, pruned, study, trial
 
@@ -145,3 +146,32 @@ def test_studies_of_different_tasks_or_qualities_are_refused():
         match="same task, but lm has causal_lm and judge has reward; leave one of them out",
     ):
         compared(lm=study(trial(0)), judge=of_reward)
+
+
+def spreading(
+    rng: np.random.Generator, deviation: float, seeds: int, configurations: int
+) -> StudyData:
+    """A study whose configurations truly emit the same, and whose runs spread by this share."""
+    runs = []
+    for number in range(configurations):
+        for seed in range(seeds):
+            run = trial(number, 1e-3 * math.exp(rng.normal(0, deviation)), seed=seed)
+            repeat = {"trial": 100 * (number + 1) + seed, "repeat_of": number} if seed else {}
+            runs.append(run.model_copy(update=repeat))
+    return study(*runs)
+
+
+def test_interval_holds_the_truth_where_machines_spread_differently() -> None:
+    """With one spread for both, that of the quiet machine, it held in 77 %."""
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(300):
+        quiet, loud = spreading(rng, 0.003, 3, 3), spreading(rng, 0.03, 3, 1)
+        lowest, highest = compared(quiet=quiet, loud=loud).less_interval
+        held += lowest <= 0 <= highest
+    assert held >= 0.92 * 300
+
+
+def test_study_that_repeated_nothing_borrows_no_spread_from_another() -> None:
+    rng = np.random.default_rng(0)
+    quiet, once = spreading(rng, 0.003, 3, 3), spreading(rng, 0.03, 1, 1)
+    assert compared(quiet=quiet, once=once).less_interval is None

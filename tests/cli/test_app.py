@@ -44,10 +44,12 @@ def test_the_recommendation_has_the_contracts_keys(finished_study: Path) -> None
     answer = json.loads(within("recommend", finished_study, "--json").stdout)
     assert set(answer) == {
         "target", "met", "trial", "params", "quality", "emissions_kg_co2e",
-        "energy_kwh", "baseline", "saving_fraction", "pareto_front", "study", "confidence", "ties", "failed_replicates",
-        "rejected", "caveats",
+        "energy_kwh", "baseline", "saving_fraction", "saving_interval", "pareto_front", "study", "confidence",
+        "ties", "failed_replicates", "rejected", "caveats",
     }  # fmt: skip
-    assert set(answer["study"]) == {"trials", "energy_kwh", "emissions_kg_co2e", "break_even_runs"}
+    assert set(answer["study"]) == {
+        "trials", "energy_kwh", "emissions_kg_co2e", "break_even_runs", "break_even_interval",
+    }  # fmt: skip
     assert answer["met"] is True
     assert answer["target"].keys() == {"quality", "at_most"}
     assert answer["quality"]["name"] == answer["target"]["quality"] == "perplexity"

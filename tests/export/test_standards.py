@@ -393,6 +393,15 @@ def test_a_total_names_the_trials_that_it_lacks(form: str):
     assert said not in text(gpu_study(on_gpu(0), prepared=PREPARED), form)
 
 
+def test_tokens_of_runs_whose_energy_is_lost_make_no_score_lower():
+    lost = on_gpu(1, energy_kwh=None, emissions_kg_co2e=None, state=TrialState.FAILED)
+    found = known(gpu_study(on_gpu(0), lost, **carbon(embodied=EMBODIED)), "sci")
+    assert (found["training_tokens"], found["functional_unit"]["amount"]) == (200, 100)
+    assert "known energy" in found["functional_unit"]["why"]
+    terms = found["operational_g_co2e"] + found["embodied_g_co2e"]
+    assert found["sci_g_co2e_per_training_token"] == pytest.approx(terms / 100, rel=1e-12)
+
+
 def test_the_unit_is_a_parameter_where_tokens_are_not_known():
     data = gpu_study(on_gpu(0), pruned(1), prepared=PREPARED, **carbon(embodied=EMBODIED))
     found = known(data, "sci")  # the pruned trial's tokens are not known

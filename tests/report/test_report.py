@@ -306,6 +306,12 @@ def test_few_evaluation_examples_are_a_caveat_where_they_leave_the_target_open(
     }
     prepared = Prepared(fingerprint="f", train_examples=9, eval_examples=examples, versions={})
     caveats = caveats_of(study(record, prepared=prepared, raw=raw))
+    assert "selection_bias" not in caveats and "selection_bias_of_share" not in caveats, "no choice"
+    other = trial(1, 2e-3, None, quality=reached, evals=evals, total_steps=10)
+    chosen = caveats_of(study(record, other, prepared=prepared, raw=raw))["selection_bias_of_share"]
+    share = (right + 2) / (examples + 4)
+    most = 1.3 * math.sqrt(share * (1 - share) / (examples + 4))
+    assert chosen.numbers["most"] == pytest.approx(most) and f"{most:.2g}" in chosen.text
     if lowest is None:
         assert "few_examples" not in caveats
     else:

@@ -358,3 +358,8 @@ def test_a_reward_below_a_target_that_is_not_positive_misses_it() -> None:
     assert near["near_target_single_run"].numbers["margin"] == pytest.approx(0.005)
     far = caveats_of(reward_study(rewarded(0, (-0.5, {})), target=-1.0))
     assert "near_target_single_run" not in far
+    # 0 is no size that a margin could be a share of: the trials' range stands in for it.
+    others = rewarded(1, (-1.0, {})), rewarded(2, (-2.0, {}))
+    for reward, is_near in ((0.0, True), (0.001, True), (0.1, False)):
+        at_zero = caveats_of(reward_study(rewarded(0, (reward, {})), *others, target=0.0))
+        assert ("near_target_single_run" in at_zero) == is_near, reward

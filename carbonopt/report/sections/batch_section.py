@@ -75,6 +75,12 @@ def _notes(study: StudyView, effect: BatchEffect) -> Iterator[str]:
     if changes:
         ends = f"From batch {small.global_batch_size} to {large.global_batch_size}"
         yield f"{ends}: {', '.join(changes)}."
+    counts = [len(row.trials) for row in effect.batches]
+    if min(counts) < max(counts):
+        yield (
+            f"The lowest of {fmt.count_text(max(counts), 'trial')} is lower by chance than that of"
+            f" {min(counts)}: where runs spread, sizes with more trials look cheaper."
+        )
     least_energy = min(effect.batches, key=lambda row: row.energy_kwh.median).global_batch_size
     least_time = min(effect.batches, key=lambda row: row.duration_s.median).global_batch_size
     yield (

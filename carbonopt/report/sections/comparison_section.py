@@ -165,6 +165,9 @@ def _note_on_ranges(comparison: Comparison) -> str:
         note += "Stopped runs have a range because the quality is known only at evaluations"
         note += "" if saving.lowest is None else ", and because runs differ as whole runs do"
         note += "."
+    if equal is not None:
+        other_steps = "Another seed may meet the target at another step, which is in no range."
+        note = f"{note.rstrip()} {other_steps}"
     return note
 
 

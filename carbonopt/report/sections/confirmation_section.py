@@ -24,6 +24,7 @@ SEEN_OF_PERPLEXITY = (
 # Share of the target: a rule of thumb for what another seed can change, from recorded runs on an
 # H200.
 NEAR_TARGET = 0.01
+OFTEN_MISSED = 0.1  # chance that a rerun misses the target, from which on it is reported
 
 
 def section(study: StudyView) -> Section | None:
@@ -177,6 +178,8 @@ def _of_confidence(study: StudyView, sure: Confidence) -> Iterator[Caveat]:
             "difference": safer.emissions_difference,
         }
         yield study.caveat("surer_runner_up", **numbers, **words)
+    if sure.seeds > 1 and sure.value_deviation == 0:
+        yield study.caveat("seeds_alike", seeds=sure.seeds, quality=study.quality.name)
     if sure.confirmed:
         tried = {record.repeat_of for record in study.data.records} - {None}
         if len(tried) > 1:
@@ -186,13 +189,29 @@ def _of_confidence(study: StudyView, sure: Confidence) -> Iterator[Caveat]:
 def _near_target(study: StudyView) -> Iterator[Caveat]:
     """Yield the caveat on a quality that another seed may move past the target."""
     rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
-    margin = -quality.worse_by(rec.value, rec.target.value) if rec.value else math.inf
-    if margin >= NEAR_TARGET or (sure is not None and sure.confirmed):
+    if rec.value is None:
         return
-    if sure is not None and sure.value_deviation is not None:
-        yield study.caveat(
-            "near_target", margin=margin, spread=sure.value_deviation / abs(sure.value_mean)
-        )
-    else:
+    target = rec.target.value
+    if sure is not None and sure.miss_chance is not None and sure.value_deviation is not None:
+        if sure.miss_chance > OFTEN_MISSED:
+            numbers = {"spread": sure.value_deviation, "chance": sure.miss_chance}
+            means = {"mean": sure.value_mean, "target": target, "quality": quality.name}
+            yield study.caveat("near_target", **means, **numbers)
+    elif (margin := _margin(study, rec.value)) < NEAR_TARGET:
         seen = SEEN_OF_PERPLEXITY if quality.value_of_mean == "exp" else ""
-        yield study.caveat("near_target_single_run", margin=margin, seen=seen)
+        values = {"value": rec.value, "target": target, "margin": margin}
+        yield study.caveat("near_target_single_run", quality=quality.name, seen=seen, **values)
+
+
+def _margin(study: StudyView, value: float) -> float:
+    """Return by how much a value is better than the target, as a share of the target's size.
+
+    For a quality that can be 0 or less, it is a share of the range of all values, if that is wider.
+    """
+    quality, target = study.quality, study.recommendation.target.value
+    scale = abs(target)
+    if quality.link == "identity":
+        values = [record.value for record in study.data.records if record.value is not None]
+        scale = max(scale, max(values) - min(values))
+    better = quality.rank(target) - quality.rank(value)
+    return better / scale if scale else math.copysign(math.inf, better) if better else 0.0

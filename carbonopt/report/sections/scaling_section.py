@@ -1,10 +1,11 @@
 """The effect of the number of GPUs on time and energy."""
 
-from carbonopt.analysis.scaling import Scaling
+from carbonopt.analysis.scaling import AtWorldSize, Scaling
 from carbonopt.core import format as fmt
 from carbonopt.report.caveats import trials_text
 from carbonopt.report.document import Section, num, table
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import AT_LEVEL, SPREAD_UNKNOWN
 
 
 def section(study: StudyView) -> Section | None:
@@ -20,6 +21,7 @@ def section(study: StudyView) -> Section | None:
             "trial",
             shown=lambda row: f"{row.trial}{' (slowed)' if row.slowed else ''}",
         ),
+        num("Runs", "seeds") if any(row.seeds > 1 for row in effect.rows) else None,
         num(
             study.quality.label,
             "quality",
@@ -50,15 +52,22 @@ def section(study: StudyView) -> Section | None:
             shown=lambda row: emissions.text(row.emissions_kg_co2e),
         ),
         num("Speed-up", "speed_up", shown=lambda row: f"{row.speed_up:.2f} ×"),
-        num("Energy ratio", "energy_ratio", shown=lambda row: f"{row.energy_ratio:.2f} ×"),
+        num("Energy ratio", "energy_ratio", shown=_ratio_text),
     ]
     first = effect.rows[0].world_size
     caption = (
-        f"The cheapest run that met the target, by the number of {unit}; speed-up and energy"
-        f" against {first}"
+        f"The configuration to take, by the number of {unit}; speed-up and energy against {first}"
     )
     made = table("scaling", caption, effect.rows, columns, note=_note(effect, unit))
     return Section(key="scaling", title=f"How many {unit}", blocks=(made,))
+
+
+def _ratio_text(row: AtWorldSize) -> str:
+    text = f"{row.energy_ratio:.2f} ×"
+    if row.energy_ratio_interval is None:
+        return text
+    lowest, highest = row.energy_ratio_interval
+    return f"{text} ({lowest:.2f} to {highest:.2f})"
 
 
 def _note(effect: Scaling, unit: str) -> str:
@@ -71,6 +80,12 @@ def _note(effect: Scaling, unit: str) -> str:
             fastest.energy_kwh / least.energy_kwh,
         )
         note += f", which is {faster:.2g} × as fast at {dearer:.2g} × the energy"
+    if effect.ties is None:
+        note += f". {SPREAD_UNKNOWN.capitalize()}: a small difference may be noise"
+    elif effect.ties:
+        others = " and ".join(map(str, effect.ties))
+        note += f". {others} differ{'s' * (len(effect.ties) == 1)} from the least energy by less"
+        note += f" than the error {AT_LEVEL}"
     if slowed := [row.trial for row in effect.rows if row.slowed]:
         note += (
             f". Other work slowed {trials_text(slowed)}: alone, another number of {unit} may be the"

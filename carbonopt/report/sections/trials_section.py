@@ -34,6 +34,9 @@ ALL_TRIALS = "all-trials"
 FEW_TRIALS = 10  # completed trials; with fewer, the front is a sketch
 # Evaluation examples; of more, a share is known to 5 points at the level of all intervals.
 FEW_EXAMPLES = 400
+# The most standard errors of its evaluation by which a chosen accuracy was too high in simulated
+# searches of 5 and 20 trials, where cost and accuracy rise together (docs/limits.md).
+MOST_ERRORS_OF_CHOICE = 1.3
 FAILURE_TEXT_LENGTH = 160  # characters; the whole text is in the exported record
 _STOPPED_BECAUSE = {
     StopReason.TARGET: "target out of reach",
@@ -214,6 +217,24 @@ def _few_examples(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("few_examples", name=name, examples=count, lowest=lowest)
 
 
+def _selection_bias(study: StudyView) -> Caveat:
+    rec, prepared = study.recommendation, study.data.prepared
+    if rec.value is None or prepared is None or not study.quality.is_share_of_examples:
+        return study.caveat("selection_bias", quality=study.quality.name)
+    count = prepared.eval_examples
+    # Two more right and two more wrong: all right would have no error (Agresti and Coull, The
+    # American Statistician 52, 1998).
+    share = (rec.value * count + 2) / (count + 4)
+    error = math.sqrt(share * (1 - share) / (count + 4))
+    return study.caveat(
+        "selection_bias_of_share",
+        quality=study.quality.name,
+        most_errors=MOST_ERRORS_OF_CHOICE,
+        most=MOST_ERRORS_OF_CHOICE * error,
+        examples=count,
+    )
+
+
 def caveats(study: StudyView) -> Iterator[Caveat]:
     search, audited = study.data.config.search, study.audited
     if study.data.ended is None:
@@ -258,8 +279,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         numbers |= {"lowest": numbers.pop("lowest_rate"), "highest": numbers.pop("highest_rate")}
         did = "ended on the Pareto front" if search.goal == "front" else "met the target"
         yield study.caveat("pruning_audit", did=did, **numbers)
-    if study.recommendation.met:
-        yield study.caveat("selection_bias", quality=study.quality.name)
+    if study.recommendation.met and completed > 1:  # one trial leaves nothing to choose
+        yield _selection_bias(study)
 
 
 def _all_tried(study: StudyView, searched: Sequence[TrialRecord]) -> bool:
