@@ -15,6 +15,7 @@ from carbonopt.energy.node_meters import NodeMeters
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.report.sections.trial_conduct_section import caveats
 from carbonopt.report.study_view import StudyView
+from carbonopt.search.cap import may_stop_early
 
 BEGIN = "import time\nimport carbonopt.script as carbon\nwait = time.sleep\n"
 NODE = Node(name="here", devices=("cpu",))
@@ -367,6 +368,26 @@ def test_what_follows_the_last_step_does_not_count_for_the_cap(tmp_path: Path) -
     record = timed(script, tmp_path, cap_kg_co2e=1.7 / 3.6e6)
     assert record.state == TrialState.COMPLETE and record.energy_kwh.train * 3.6e6 < 1.0
     assert record.evals[-1].train_energy_kwh <= record.energy_kwh.train
+
+
+@pytest.mark.parametrize("projects", [True, False])
+def test_steps_that_a_script_may_never_make_cost_nothing(projects: bool, tmp_path: Path) -> None:
+    """It announces 60 and stops after 30, as others of its study did."""
+    script = """
+        run = carbon.run(total_steps=60)
+        for _ in range(30):
+            wait(0.1); run.step()
+        run.report(accuracy=0.9)
+    """
+    record = timed(script, tmp_path, cap_kg_co2e=4 / 3.6e6, projects_cost=projects)
+    if projects and record.is_contended:
+        pytest.skip("other work slows the trial: nothing is projected")
+    assert (record.state is TrialState.COMPLETE) is not projects
+
+
+def test_a_study_whose_trials_stop_early_projects_no_cost() -> None:
+    assert may_stop_early([trial(0), trial(1, planned_steps=100, steps_done=40)])
+    assert not may_stop_early([trial(0), trial(1, planned_steps=30, steps_done=40)])
 
 
 def test_a_report_before_the_first_step_is_the_quality_at_the_start(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ while the trial runs.
 import math
 from collections.abc import Collection, Iterable
 
-from carbonopt.core.trial import TrialRecord
+from carbonopt.core.trial import TrialRecord, TrialState
 
 # Before this share of its steps, a trial's cost per step says little about the whole.
 PROJECTED_FROM = 0.05
@@ -36,6 +36,19 @@ def cap(records: Iterable[TrialRecord], meeting: Collection[int]) -> float | Non
             if record.trial in meeting and record.emissions_kg_co2e is not None
         ),
         default=None,
+    )
+
+
+def may_stop_early(records: Iterable[TrialRecord]) -> bool:
+    """Return whether a complete trial of a script made fewer steps than it had announced.
+
+    Others may stop early, too, so that the steps that they announce say nothing of their cost.
+    """
+    return any(
+        record.state is TrialState.COMPLETE
+        and record.planned_steps is not None
+        and (record.steps_done or 0) < record.planned_steps
+        for record in records
     )
 
 

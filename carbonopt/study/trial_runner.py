@@ -12,7 +12,7 @@ import optuna
 from carbonopt.core.errors import INTERRUPTED, BadInput, StudyInterrupted
 from carbonopt.core.files import kind_of
 from carbonopt.core.trial import START_TRIAL, TRIAL_PHASES, Phase, StopReason, TrialRecord
-from carbonopt.search.cap import cap
+from carbonopt.search.cap import cap, may_stop_early
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.locked_storage import without_waiting
@@ -245,6 +245,7 @@ class TrialRunner:
             should_prune=plan.pruning_rule(spec.params) if prunes else None,
             audit=plan.audits,
             cap_kg_co2e=cap(seen.data.records, plan.meeting) if has_cap else None,
+            projects_cost=not may_stop_early(seen.data.records),
         )
 
     def _rules(self, **of_trial: Any) -> Rules:

@@ -107,6 +107,8 @@ class Rules:
     audit: bool = False  # True: a trial that should be pruned runs to its end all the same
     # Emissions of the best trial that meets the target; None: no cap.
     cap_kg_co2e: float | None = None
+    # whether the cap also counts what the steps that are left will cost
+    projects_cost: bool = True
 
 
 @dataclass
@@ -534,7 +536,7 @@ class TrialWatch:
         train_s = self.meter.running(Phase.TRAIN).duration_s
         self._first_progress = self._first_progress or (step, train_kwh, train_s)
         first_step, first_kwh, first_s = self._first_progress
-        if step > first_step:
+        if step > first_step and self.rules.projects_cost:
             per_step_kwh = (train_kwh - first_kwh) / (step - first_step)
             self._projected = (
                 (step - first_step) / total_steps,

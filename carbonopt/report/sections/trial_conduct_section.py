@@ -28,16 +28,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat(
             "inherited_files", trials=[record.trial for record in inheriting], files=named
         )
-    target = study.data.config.target.at()
-    values = [record.value for record in study.data.records if record.value is not None]
-    if study.data.config.is_script and target.is_on_other_scale(values):
-        yield study.caveat(
-            "other_scale",
-            name=target.quality.name,
-            target=f"{target.value:g}",
-            lowest=f"{min(values):.4g}",
-            highest=f"{max(values):.4g}",
-        )
+    yield from _scale_caveats(study)
     failed = [record for record in study.data.records if record.state is TrialState.FAILED]
     failed = [record for record in failed if record.stop_reason is not StopReason.INTERRUPTED]
     ended = [record for record in study.data.records if record.state is TrialState.COMPLETE]
@@ -86,6 +77,20 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         first, trials = misplanned[0], [record.trial for record in misplanned]
         yield study.caveat(
             "planned_steps", trials=trials, planned=first.planned_steps, made=first.steps_done
+        )
+
+
+def _scale_caveats(study: StudyView) -> Iterator[Caveat]:
+    """Yield a caveat if the target or the values seem to be in percent."""
+    target = study.data.config.target.at()
+    values = [record.value for record in study.data.records if record.value is not None]
+    if study.data.config.is_script and target.is_on_other_scale(values):
+        yield study.caveat(
+            "other_scale",
+            name=target.quality.name,
+            target=f"{target.value:g}",
+            lowest=f"{min(values):.4g}",
+            highest=f"{max(values):.4g}",
         )
 
 
