@@ -380,9 +380,9 @@ def test_steps_that_a_script_may_never_make_cost_nothing(projects: bool, tmp_pat
         run.report(accuracy=0.9)
     """
     record = timed(script, tmp_path, cap_kg_co2e=4 / 3.6e6, projects_cost=projects)
-    if projects and record.is_contended:
-        pytest.skip("other work slows the trial: nothing is projected")
-    assert (record.state is TrialState.COMPLETE) is not projects
+    stopped = record.state is not TrialState.COMPLETE
+    # Nothing is projected while other work slows the trial.
+    assert stopped or record.is_contended if projects else not stopped
 
 
 def test_a_study_whose_trials_stop_early_projects_no_cost() -> None:
