@@ -94,7 +94,7 @@ github.com/pytorch/pytorch/issues/190489
 '''
 
 
-class _Dumper(yaml.SafeDumper):
+class _SettingsDumper(yaml.SafeDumper):
     """A YAML dumper that quotes texts which a study file's reader would take for numbers."""
 
 
@@ -104,11 +104,11 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_SettingsDumper.add_representer(str, _text)
 
 
 def as_yaml(value: dict[str, Any]) -> str:
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(value, Dumper=_SettingsDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
