@@ -41,9 +41,10 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would bre
 # Called with a trial's evaluations and its number of steps.
 PruningRule = Callable[[Sequence[EvalPoint], int], Forecast | None]
 # While a target seems out of reach, the search goes on as long as one of so many last trials came
-# closer to it than all before: after few trials the models are too sure of what they have not seen.
-# Of 24 searches of made-up tables of accuracies, each with a configuration that meets its target,
-# 16 would have ended before they found it; with 3 here 2 would have, with 5 none.
+# closer to it than all before. Otherwise it would end too early, because after few trials the
+# models are too sure of what they have not seen. Of 24 searches of made-up tables of accuracies,
+# each with a configuration that meets its target, 16 would have ended before they found it; with 3
+# here 2 would have, with 5 none.
 PATIENCE = 5
 _AUDIT = 1  # keeps the draws of audits apart from those of proposals
 
