@@ -153,7 +153,7 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
         head += _FLOAT8
     if record.params.weight_averaging:
         head += _AVERAGED
-    return head + as_yaml(training_arguments(config, record))
+    return head + as_yaml(hugging_face_arguments(config, record))
 
 
 def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
@@ -168,7 +168,7 @@ def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
     return params.zero_stage == 0 and params.precision == "bf16" and not keeps_deepspeeds
 
 
-def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
+def hugging_face_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     """Return the configuration in the names of `transformers.TrainingArguments`.
 
     Arguments that the trial left to their defaults are absent. A replay also lacks the settings of

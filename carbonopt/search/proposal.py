@@ -64,7 +64,7 @@ class Proposal:
     # it
     chance: float
     # probability that any candidate meets the target, and more cheaply than the best trial
-    reachable: float
+    chance_of_any: float
 
 
 def first(candidates: Configurations, rng: Generator, advised: Mapping[str, float]) -> int:
