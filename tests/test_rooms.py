@@ -80,7 +80,7 @@ def test_no_name_of_a_file_or_a_class_occurs_twice() -> None:
         node.name
         for path in files
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        if isinstance(node, ast.ClassDef)
     ]
     for names in ([path.name for path in files], classes):
         assert [name for name, count in Counter(names).items() if count > 1] == []

@@ -29,9 +29,8 @@ class Saving(Frozen):
     level: float = LEVEL
     seeds: int  # number of complete runs of the recommended configuration
     baseline_seeds: int
-    # Numbers of runs that pay the study back, by the same interval. Its second is None where there
-    # may be no saving: then no number is sure to be enough. None: the saving has no interval, or
-    # none of it is a saving.
+    # Fewest and most runs that pay the study back, by the same interval; most is None if a run may
+    # save nothing. None: the saving has no interval, or none of it is a saving.
     break_even_interval: tuple[int, int | None] | None = None
 
 
@@ -43,8 +42,8 @@ class BothStopped(Frozen):
     """
 
     step: int  # step of its first evaluation at or below the target
-    emissions_kg_co2e: float  # up to that evaluation: at most this was needed
-    # up to the evaluation before (0: there is none): more than this was needed
+    emissions_kg_co2e: float  # up to that evaluation: upper bound of what was needed
+    # up to the evaluation before (0: there is none): lower bound of what was needed
     emissions_before_kg_co2e: float
     saving_fraction: float  # against the baseline's emissions up to where it met the target
     # The saving with what each run may have needed: the recommended one's most against the
@@ -63,8 +62,8 @@ class AtEqualQuality(Frozen):
     """
 
     baseline_step: int  # step of its first evaluation at or below the target
-    baseline_emissions_kg_co2e: float  # up to that evaluation: at most this was needed
-    # up to the evaluation before (0: there is none): more than this was needed
+    baseline_emissions_kg_co2e: float  # up to that evaluation: upper bound of what was needed
+    # up to the evaluation before (0: there is none): lower bound of what was needed
     baseline_emissions_before_kg_co2e: float
     saving_fraction: float  # against the first of these emissions; at most this much
     # against the second: at least this much; may be negative. None: the second is 0

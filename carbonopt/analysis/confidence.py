@@ -306,7 +306,7 @@ class Evidence:
         ratio of means has the variance deviation² × (1 ÷ n + 1 ÷ n') (Hedges, Gurevitch and Curtis,
         The meta-analysis of response ratios, Ecology 80, 1999).
 
-        None: nothing was repeated, it is the baseline itself, or one of the two emitted nothing.
+        None: nothing was repeated, the candidate is the baseline, or one of them emitted nothing.
         """
         margin = self.log_emissions_margin(candidate.n, baseline.n)
         if margin is None or candidate.trial == baseline.trial:
@@ -323,7 +323,9 @@ class Evidence:
         Unlike the saving's share, it also has the error of the baseline's own emissions. It is made
         of the intervals of both means (Zou and Donner, Construction of confidence limits about
         effect measures, Statistics in Medicine 27, 2008). Its lower end is 0 or less where there
-        may be no saving. None: as for `saving_interval`.
+        may be no saving.
+
+        None: `saving_interval` is None.
         """
         share = self.saving_interval(candidate, baseline)
         margins = self.log_emissions_margin(candidate.n), self.log_emissions_margin(baseline.n)

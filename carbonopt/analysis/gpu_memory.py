@@ -70,7 +70,7 @@ class MeasuredMemory(Frozen):
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _MemoryLayout:
     """The memory layout of a training in bytes: what is always there, and gradients over time."""
 
     parameters: float
@@ -305,7 +305,9 @@ def _most_from(gradients: int, activations: Activations) -> int:
     return max(later, default=0)
 
 
-def _unpartitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryProfile) -> _Layout:
+def _unpartitioned(
+    params: TrainingParams, memory: ModelMemory, profile: MemoryProfile
+) -> _MemoryLayout:
     """Return the layout of ZeRO 0.
 
     Training in float32 has torch's optimizer, in half precision FP16_UnfusedOptimizer with its
@@ -325,7 +327,7 @@ def _unpartitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryP
     in_step = max(
         profile.muon_step_bytes * has_muon, memory.optimizer_step_bytes_per_parameter * by_other
     )
-    return _Layout(
+    return _MemoryLayout(
         parameters=each * number,
         optimizer=copies + states,
         held=accumulated if accumulates else 0,
@@ -335,7 +337,9 @@ def _unpartitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryP
     )
 
 
-def _partitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryProfile) -> _Layout:
+def _partitioned(
+    params: TrainingParams, memory: ModelMemory, profile: MemoryProfile
+) -> _MemoryLayout:
     """Return the layout of ZeRO 1 and 2.
 
     Their optimizer has its own float32 weights, even where training is in float32.
@@ -358,7 +362,7 @@ def _partitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryPro
         + flattened
         + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition
     )
-    return _Layout(
+    return _MemoryLayout(
         parameters=each * profile.parameters,
         optimizer=(
             0.0 if offloads else (_MASTER_BYTES + memory.optimizer_bytes_per_parameter) * partition
@@ -378,7 +382,7 @@ def _partitioned(params: TrainingParams, memory: ModelMemory, profile: MemoryPro
 
 def _fully_partitioned(
     params: TrainingParams, memory: ModelMemory, profile: MemoryProfile
-) -> _Layout:
+) -> _MemoryLayout:
     """Return the layout of ZeRO 3.
 
     On several GPUs, or from the host, parameters are gathered, and stay so as long as there are
@@ -393,7 +397,7 @@ def _fully_partitioned(
     own_gradients = 0.0 if offloads else each * partition
     flattened = own_gradients if each < _MASTER_BYTES else 0.0
     in_step = flattened + (_MASTER_BYTES + memory.optimizer_step_bytes_per_parameter) * partition
-    return _Layout(
+    return _MemoryLayout(
         parameters=(0.0 if on_host else each * profile.parameters / ranks) + gathered,
         gathered=gathered,
         optimizer=(

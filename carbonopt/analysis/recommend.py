@@ -70,13 +70,12 @@ class Answer(Frozen):
     energy_kwh: float | None = None  # energy of the training window, without PUE
     # 1 − emissions ÷ the baseline's; negative when the baseline is cheaper
     saving_fraction: float | None = None
-    # Interval of saving_fraction, at LEVEL. None: nothing was repeated, it is its own baseline, or
-    # one of them emitted nothing.
+    # Interval of saving_fraction, at LEVEL. None: nothing was repeated, the trial is the baseline,
+    # or one of the two emitted nothing.
     saving_interval: tuple[float, float] | None = None
     break_even_runs: int | None = None  # runs that pay the study back; None: a run saves nothing
-    # The same at the ends of the interval of what a run saves. Its second is None where there may
-    # be no saving: then no number is sure to be enough. None: the saving is none, or has no
-    # interval.
+    # Fewest and most of these runs, at the ends of the interval of what a run saves; most is None
+    # if a run may save nothing. None: there is no interval, or none of it is a saving.
     break_even_interval: tuple[int, int | None] | None = None
 
 

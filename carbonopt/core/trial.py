@@ -256,7 +256,7 @@ class TrialRecord(Frozen):
     # steps that a script had announced; None: as many as it made
     planned_steps: Whole | None = None
     steps_done: Whole | None = None  # steps made, as far as the trial has reported
-    # the step at which it would have been stopped for its target, had it not been an audit
+    # the step at which an audit would have been stopped for its target
     audited_at_step: Whole | None = None
     # the reason why it was stopped for its target, or would have been
     forecast: Forecast | None = None

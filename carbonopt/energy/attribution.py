@@ -5,14 +5,15 @@ full load is modelled to use, in a window of t seconds in which its cores were b
 
     P / N × (IDLE × N × t + (1 − IDLE) × B)
 
-joules. The same weights divide the energy in both cases: a CPU second counts 1 − IDLE, wherever it
-was spent, and each core's IDLE × t belongs to whoever has reserved the core. The parts therefore
-add up to the whole, and a trial's part is
+joules. The same weights divide the energy in both cases. A CPU second counts 1 − IDLE, whoever
+spent it. Each core's IDLE × t belongs to whoever has reserved the core. The parts therefore add up
+to the whole, and a trial's part is
 
-    P / N × (IDLE × reserved cores × own t + (1 − IDLE) × CPU seconds of its processes),
+    P / N × (IDLE × reserved cores × own t + (1 − IDLE) × CPU seconds of its processes).
 
-which does not depend on a neighbour's work where nothing measures the CPU. Own t leaves out the
-time in which other work kept the trial waiting for a core. The RAM's energy is the power of its
+Own t leaves out the time in which other work kept the trial waiting for a core. Where nothing
+measures the CPU, P is constant, so a neighbour changes this part only if it changes own t or the
+trial's own CPU seconds (docs/measuring.md says by how much). The RAM's energy is the power of its
 size × own t × the share of the cores that the study has reserved.
 
 P and the RAM's power are CodeCarbon's figures. CodeCarbon itself models the whole CPU with the cube
@@ -68,8 +69,9 @@ class HostEnergy(NamedTuple):
 class HostShares(NamedTuple):
     """The energy of one window by who used it.
 
-    The idle energy of the reserved cores and their RAM is the trial's in a trial's window, and the
-    study's in all other windows.
+    The idle energy of the reserved cores and their RAM is the trial's in a trial's window, except
+    for the time in which other work kept the trial waiting (see `other`). In all other windows it
+    is the study's.
     """
 
     whole: HostEnergy

@@ -29,7 +29,7 @@ from carbonopt.spec.study_data import EnergySource
 
 # A component that uses no energy for longer than this has a dead sensor.
 _LONGEST_ZERO_S = 1.0
-_TICKS_OF_A_POWER = 3  # ticks of a counter that a window needs to give a GPU's power
+_TICKS_OF_A_POWER = 3  # shortest window, in a counter's ticks, from which power is computed
 
 
 class CounterSnapshot(NamedTuple):
@@ -301,8 +301,8 @@ class MachineMeter(EnergyWindows):
     def _edges_j(self) -> tuple[float, ...]:
         """Return the energy of each GPU at the latest snapshot, also between its counter's ticks.
 
-        Counters move in ticks. In a window of a few ticks or less, the last known power × its time
-        is taken, clipped to between the counter and the counter plus one tick.
+        Counters move in ticks. In a window shorter than three ticks, the last known power × its
+        time is taken, clipped to between the counter and the counter plus one tick.
         """
         edges_j = []
         duration_s = self._latest.at_s - self._window_start.at_s

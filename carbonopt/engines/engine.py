@@ -104,10 +104,13 @@ class Engine(Protocol):
 
     The methods are called in this order: `check`; `begin`; `prepare`; then for each trial and each
     probe `await_free`, `start`, and `prepare_next` while it trains; `close`. `seed` can be called
-    at any time after `check`, also before `begin`. `close` is always called at the end, also after
-    an error, and if nothing has begun. An engine must implement `start` and `close`, set
-    `description` and `max_power_w` in its constructor, and set `meter` in `begin`. It implements
-    the other methods, and sets the other attributes, only where it has something to do or to say.
+    at any time after `check`, also before `begin`. `close` ends a run, also after an error, and
+    also if `begin` failed or was never called. An engine that has begun nothing may be dropped
+    without `close`, so `check` and `seed` must leave nothing open.
+
+    An engine must implement `start` and `close`, set `description` and `max_power_w` in its
+    constructor, and set `meter` in `begin`. It implements the other methods, and sets the other
+    attributes, only where it has something to do or to say.
     """
 
     description: str  # where trials run, in a few words

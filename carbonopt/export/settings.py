@@ -94,7 +94,7 @@ github.com/pytorch/pytorch/issues/190489
 '''
 
 
-class _Dumper(yaml.SafeDumper):
+class _SettingsDumper(yaml.SafeDumper):
     """A YAML dumper that quotes texts which a study file's reader would take for numbers."""
 
 
@@ -104,11 +104,11 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_SettingsDumper.add_representer(str, _text)
 
 
 def as_yaml(value: dict[str, Any]) -> str:
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(value, Dumper=_SettingsDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def rerun(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def training_settings(config: StudyConfig, record: TrialRecord, versions: dict[s
         head += _FLOAT8
     if record.params.weight_averaging:
         head += _AVERAGED
-    return head + as_yaml(training_arguments(config, record))
+    return head + as_yaml(hugging_face_arguments(config, record))
 
 
 def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
@@ -168,7 +168,7 @@ def has_own_step(config: StudyConfig, params: TrialParams) -> bool:
     return params.zero_stage == 0 and params.precision == "bf16" and not keeps_deepspeeds
 
 
-def training_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
+def hugging_face_arguments(config: StudyConfig, record: TrialRecord) -> dict[str, Any]:
     """Return the configuration in the names of `transformers.TrainingArguments`.
 
     Arguments that the trial left to their defaults are absent. A replay also lacks the settings of

@@ -36,7 +36,7 @@ _MODULES = tuple(import_module(f"carbonopt.report.sections.{name}_section") for 
 def top(study: StudyView) -> Document:
     """Return the document without its sections: what to do, what it saves, and every caveat.
 
-    Its details say how sure the saving is.
+    Its details say what came closest, where no trial met the target.
     """
     warned = [
         caveat for part in _MODULES if hasattr(part, "caveats") for caveat in part.caveats(study)

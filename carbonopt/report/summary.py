@@ -69,7 +69,7 @@ def _qualification(study: StudyView) -> str:
         return ", not confirmed"
     if is_within_noise(rec.saving_interval):
         return ", within the noise"
-    if (equal := turned(study.comparison)) is not None:
+    if (equal := possible_reversal(study.comparison)) is not None:
         sure = "but more" if equal.highest < 0 else "but perhaps not less"
         return f", {sure} than the baseline stopped at the target"
     if rec.baseline is None:
@@ -103,7 +103,8 @@ def _saved_text(study: StudyView) -> str:
     baseline = study.recommendation.baseline
     if study.comparison is None or baseline is None:
         return "the recommendation is the baseline"
-    return f"against {baseline_text(baseline)}: {sure_text(study)}{_against_stopped(study)}"
+    sure = saving_confidence_text(study)
+    return f"against {baseline_text(baseline)}: {sure}{_against_stopped(study)}"
 
 
 def _against_stopped(study: StudyView) -> str:
@@ -113,7 +114,7 @@ def _against_stopped(study: StudyView) -> str:
     a caveat says it.
     """
     equal = None if study.comparison is None else study.comparison.equal_quality
-    if equal is None or turned(study.comparison) is not None:
+    if equal is None or possible_reversal(study.comparison) is not None:
         return ""
     saved = f"at most {fmt.percent_text(equal.highest)}"
     if equal.lowest is not None:
@@ -129,7 +130,8 @@ def runs_of_value(quality: Quality, seeds: int, bound: float | None) -> str:
     )
 
 
-def sure_text(study: StudyView) -> str:
+def saving_confidence_text(study: StudyView) -> str:
+    """Say in which interval the saving is, and from how many runs."""
     saving = study.comparison.saving if study.comparison else None
     if saving is None or saving.lowest is None or saving.highest is None:
         return SPREAD_UNKNOWN
@@ -166,7 +168,7 @@ def is_within_noise(interval: tuple[float, float] | None) -> bool:
     return interval is not None and interval[0] <= 0 <= interval[1]
 
 
-def turned(comparison: Comparison | None) -> AtEqualQuality | None:
+def possible_reversal(comparison: Comparison | None) -> AtEqualQuality | None:
     """Return the comparison at equal quality where it may turn the saving into an excess.
 
     A headline without it would be half the truth: the baseline's whole run goes on after it has met

@@ -63,8 +63,8 @@ def next_of_grid(
     """Return the next combination of the grid that has not been run.
 
     The grid has every combination that can exist once, in an order drawn from the seed, since a GPU
-    drifts as it warms up. The result is empty only for an interrupted trial that is asked for
-    again, with its own values already set.
+    drifts as it warms up. The result is empty only when an interrupted trial resumes, which keeps
+    its values.
     """
     run = [trial.params for trial in trials if trial.number != trial_number]
     combinations = space.combinations or []

@@ -1,8 +1,9 @@
 """Choose the next configuration to try where the cheapest that meets the target is searched.
 
-The models draw the losses and costs of all candidates jointly. In each draw some candidates are the
-answer. A candidate's worth is how often it is an answer, per unit of the energy that trying it is
-expected to take. This is the order in which a search for one hidden thing finds it at the least
+The models draw the losses and costs of all candidates jointly. In each draw, the answer is the
+cheapest candidate that meets the target; others that cost about the same are answers, too. A
+candidate's worth is how often it is an answer, per unit of the energy that trying it is expected to
+take. This is the order in which a search for one hidden thing finds it at the least
 expected cost (Stone 1975, Theory of Optimal Search, on disjoint events).
 """
 
@@ -63,7 +64,7 @@ class Proposal:
     # it
     chance: float
     # probability that any candidate meets the target, and more cheaply than the best trial
-    reachable: float
+    chance_of_any: float
 
 
 def first(candidates: Configurations, rng: Generator, advised: Mapping[str, float]) -> int:

@@ -41,9 +41,10 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would bre
 # Called with a trial's evaluations and its number of steps.
 PruningRule = Callable[[Sequence[EvalPoint], int], Forecast | None]
 # While a target seems out of reach, the search goes on as long as one of so many last trials came
-# closer to it than all before: after few trials the models are too sure of what they have not seen.
-# Of 24 searches of made-up tables of accuracies, each with a configuration that meets its target,
-# 16 would have ended before they found it; with 3 here 2 would have, with 5 none.
+# closer to it than all before. Otherwise it would end too early, because after few trials the
+# models are too sure of what they have not seen. Of 24 searches of made-up tables of accuracies,
+# each with a configuration that meets its target, 16 would have ended before they found it; with 3
+# here 2 would have, with 5 none.
 PATIENCE = 5
 _AUDIT = 1  # keeps the draws of audits apart from those of proposals
 
@@ -74,7 +75,7 @@ class Strategy:
         self._single = {
             name: draw(dist, any_rng) for name, dist in self.distributions.items() if dist.single()
         }
-        self.carbon = Planner(
+        self.planner = Planner(
             config.quality,
             config.target.value,
             goal=config.search.goal,
@@ -138,10 +139,10 @@ class TrialPlan:
         if budget.until is None or proposal is None:
             return None
         cost_kwh, gain_kwh = proposal.expected_cost, proposal.expected_gain * budget.reuses
-        if proposal.reachable == 0 and math.isinf(gain_kwh):
+        if proposal.chance_of_any == 0 and math.isinf(gain_kwh):
             why = "converged: no configuration is expected to meet the target"
             return None if self._came_closer else why
-        if proposal.reachable == 0:
+        if proposal.chance_of_any == 0:
             return (
                 "converged: no other configuration is expected to meet the target with less energy"
             )
@@ -231,7 +232,7 @@ class TrialPlan:
 
     @cached_property
     def _next_trial(self) -> NextTrial:
-        carbon, movable = self.strategy.carbon, self.strategy.movable
+        planner, movable = self.strategy.planner, self.strategy.movable
         others = [trial for trial in self.trials if trial.number != self.number]
         records = (trial.user_attrs["record"] for trial in others if "record" in trial.user_attrs)
         missed = refuted(map(TrialRecord.from_json, records), self.strategy.config)
@@ -239,9 +240,9 @@ class TrialPlan:
             observation for record in self.probes if (observation := of_probe(record)) is not None
         ]
         if self.strategy.proposes:
-            return carbon.plan(others, movable, self.number, missed, probes, self._probing)
-        knowledge = carbon.knowledge(others, movable, probes)
-        meeting = frozenset(trial.number for trial in carbon.meeting(knowledge, missed))
+            return planner.plan(others, movable, self.number, missed, probes, self._probing)
+        knowledge = planner.knowledge(others, movable, probes)
+        meeting = frozenset(trial.number for trial in planner.meeting(knowledge, missed))
         return NextTrial(None, None, knowledge, None, Left(untried=0, is_all=False), meeting)
 
     @property

@@ -68,7 +68,7 @@ class SessionAccount:
     def store_unread(self, storage: SessionStore) -> None:
         """Store for how long nothing was read, when the connection to a machine was lost.
 
-        The other machines' energy of that time is missing, too: it was asked for together.
+        All machines are read together, so the other machines' energy of that time is missing, too.
         """
         duration_s = self.duration_s
         unread_s = duration_s - self._ledger.duration_s

@@ -42,7 +42,7 @@ class TrialPhases:
     # Readings of TRAIN, first at the last step that was reported, then since.
     _readings: list[Reading] = field(default_factory=list)
     _seen: tuple[Phase, Reading] = field(init=False)  # the phase at the last look, and its reading
-    # The reading that the last step was dated by, until the script says what the time since was.
+    # The reading that the last step was dated by, until the script names what it did since.
     _dated_by: Reading | None = None
     # Start of what still counts for the open phase.
     _counted_from: Reading = field(default_factory=Reading)
@@ -225,14 +225,15 @@ class TrialPhases:
             self._closed_kwh -= part.total_kwh
 
     def claim(self, phase: Phase, stage: Stage) -> None:
-        """Count earlier work for a stage that a script reports after the stage has begun.
+        """Move earlier work to a stage that a script reports after the stage has begun.
 
         While the trial trains, the stage takes the work since the last step, or since the last
         change of phase, out of the training. Later, a stage of the training shows that the script
         went on after the end that it had announced: all that counted as work after the training
         becomes training again.
 
-        If the script has just dated its last step, the work is as long as it says, however short.
+        If the script has just dated its last step, that date says how long the work was. Then even
+        the shortest work is moved.
         """
         if self.phase is Phase.TRAIN:
             begin = max(

@@ -146,8 +146,8 @@ def note_study(
         _check_alike(stored.read(), provenance, joins=lease.joins)
         if lease.joins:
             return stored
-        # First: if this call is killed before the new study file is stored, the next one would find
-        # the old file's end, and take the study for ended.
+        # Clear the end first: if this call were killed before it stores the new study file, the
+        # next one would find the old file's end, and take the study for ended.
         stored.set_ended(None)
         stored.set_id()
         stored.refresh(checked.config, provenance)
@@ -204,7 +204,7 @@ def already_done(
         return None
     stored.set_id()
     stored.set_trace(checked.trace)
-    # Like the trace, it prices what has been measured, so it may come after the last trial.
+    # Embodied emissions only price measurements, so they may be set later, like the trace.
     embodied, before = config.carbon.embodied, seen.data.config
     if embodied != before.carbon.embodied:
         carbon = before.carbon.model_copy(update={"embodied": embodied})

@@ -41,10 +41,11 @@ def run_study(session: Session) -> StudyData:
     The caller holds the folder's lock.
 
     Raises:
-        BadInput: Before this worker begins its first trial. At once, if another worker leads the
-            study, if there is no study to join, or for a mistake that can be known then. After the
-            engine has begun, for a mistake that the preparation finds, or if this call's devices
-            are not those of the study.
+        BadInput: Before this worker begins its first trial:
+            - if another worker leads the study, or there is no study to join;
+            - for a mistake that can be known before the engine begins;
+            - for a mistake that the preparation finds;
+            - if this call's devices are not those of the study.
         StudyInterrupted: After `interrupted` returned True; the running trial has been put back.
         MeasurementError: If no energy can be measured.
         CarbonoptError: If the study can't go on, such as for changed input files.
@@ -64,8 +65,8 @@ def run_study(session: Session) -> StudyData:
         leased(database, name, joins=joins) as lease,
         contextlib.closing(session.checked.engine),
     ):
-        session = replace(session, interrupted=partial(_renew_and_ask, lease, session.interrupted))
-        return _run_leased(database, session, lease)
+        interrupted = partial(_renew_and_ask, lease, session.interrupted)
+        return _run_leased(database, replace(session, interrupted=interrupted), lease)
 
 
 def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -> StudyData:
@@ -82,8 +83,7 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     stored, session = load_stored(database, session)
     if stored is not None:
         if waits_for_leader:
-            # What it used while it waited counts, even if the others run all trials before it is
-            # ready.
+            # What it used while it waited counts, even if no trial is left for it.
             account.store(stored)
         warn, as_step = session.display.warn, session.as_step
         done = already_done(stored, session.checked, paths, warn, as_step, joins=joins)
@@ -95,7 +95,7 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     session.on_begin()
     if not waits_for_leader:
         account = _begin_engine(session, inputs, lease, prepares=not joins)
-    # Hashed after the meter has begun, so that the energy of it is measured as preparation.
+    # The meter has begun, so that hashing counts as preparation.
     inputs = with_sha256(inputs, session.interrupted)
     early = EarlySessions(paths.early_sessions)
     with _stored_afterwards(account, stored or early):

@@ -59,7 +59,8 @@ class Session:
     on_begin: Callable[[], None] = lambda: None  # called when there is something left to run
     # called in a thread of its own while processes import; it returns before the first trial
     meanwhile: Callable[[], None] = lambda: None
-    before_measuring: Callable[[], None] = lambda: None  # called before any measurement is stored
+    # called once, when the preparation has ended and before the first trial begins
+    before_measuring: Callable[[], None] = lambda: None
     # requirements of the pipeline that the study is a step of; None: it is no step
     as_step: AsStep | None = None
     # True: the worker joins the study, which another call leads or has led; it never leads itself

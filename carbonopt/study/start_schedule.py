@@ -34,8 +34,8 @@ def check_schedule(checked: CheckedStudy, now: datetime) -> None:
     schedule = checked.config.schedule
     if schedule is None:
         return
-    if isinstance(checked.forecast, BadInput):
-        raise checked.forecast
+    if isinstance(checked.forecast_or_error, BadInput):
+        raise checked.forecast_or_error
     finish_by = schedule.deadline(now)
     needed = timedelta(hours=checked.config.budget.hours or 0)
     deadline = f"schedule.finish_by is {_minute(finish_by)}"
@@ -52,8 +52,8 @@ def check_schedule(checked: CheckedStudy, now: datetime) -> None:
         )
     if not _allowed(schedule, now, finish_by):
         raise BadInput(f"{deadline}, before any of schedule.hours begins; give a later one.")
-    if checked.forecast is not None:
-        expected_intensity(checked.forecast, now, finish_by)
+    if checked.forecast_or_error is not None:
+        expected_intensity(checked.forecast_or_error, now, finish_by)
 
 
 def _allowed(schedule: Schedule, begin: datetime, end: datetime) -> timedelta:
@@ -168,11 +168,11 @@ class StartSchedule:
         return start
 
     def _expected(self, now: datetime, finish_by: datetime) -> ExpectedIntensity | None:
-        if isinstance(self.checked.forecast, BadInput):
-            raise self.checked.forecast
-        if self.checked.forecast is None:
+        if isinstance(self.checked.forecast_or_error, BadInput):
+            raise self.checked.forecast_or_error
+        if self.checked.forecast_or_error is None:
             return None
-        return expected_intensity(self.checked.forecast, now, finish_by)
+        return expected_intensity(self.checked.forecast_or_error, now, finish_by)
 
     def _say(self, text: str) -> None:
         if text != self._said:
@@ -208,7 +208,7 @@ def schedule_text(checked: CheckedStudy, now: datetime) -> str:
     if plan is not None:
         at = _minute(datetime.fromisoformat(plan.at))
         parts.append(f"begun now, it would wait until {at}{plan.effect}")
-    elif hours is None and checked.forecast is not None:
+    elif hours is None and checked.forecast_or_error is not None:
         parts.append(
             f"begins at once: how long {count_text(1, 'trial')} takes is known only then (or give"
             " budget.hours)"

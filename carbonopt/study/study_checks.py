@@ -40,7 +40,7 @@ class CheckedStudy:
     start: dict[str, Scalar] | None
     trace: CarbonTrace | None
     # intensities that the schedule goes by, or why they can't be read; None: it goes by none
-    forecast: CarbonTrace | BadInput | None
+    forecast_or_error: CarbonTrace | BadInput | None
     engine: Engine  # can be used for one run
     earlier: tuple[list[FrozenTrial], ...] = ()  # trials of the prior studies in search.learn_from
     # The chosen space with `space: auto`, as far as it is known before the preparation.
@@ -174,7 +174,7 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
         intensity=reference_intensity(config.carbon),
         start=start,
         trace=trace,
-        forecast=_forecast(config, trace),
+        forecast_or_error=_forecast_or_error(config, trace),
         engine=engine,
         earlier=earlier,
         auto=auto,
@@ -195,7 +195,9 @@ def _check_task(task: Task, dimensions: Space, config: StudyConfig) -> None:
         raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
 
 
-def _forecast(config: StudyConfig, trace: CarbonTrace | None) -> CarbonTrace | BadInput | None:
+def _forecast_or_error(
+    config: StudyConfig, trace: CarbonTrace | None
+) -> CarbonTrace | BadInput | None:
     """Return the intensities that the schedule goes by.
 
     Where the file can't be read, this is the error: a study that has begun goes on without it.

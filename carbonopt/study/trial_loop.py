@@ -118,7 +118,7 @@ class TrialLoop:
             if run_next is None:
                 break
             self.display.used(self.budget.used_hours, data.spent_kwh())
-            run_next()  # a trial, a probe, or a wait for other workers
+            run_next()  # a trial, a probe, or a wait for other workers or a planned start
         while self.local_workers.is_working:  # the local workers have nothing left to do either
             self._wait()
             self._tell_of_others(self.storage.read())
@@ -209,8 +209,8 @@ class TrialLoop:
         It is called in this worker's turn, after which the caller calls the function.
 
         Returns:
-            `_wait` if there is nothing to begin while other workers' runs go on. None: the study
-            has ended.
+            `_wait` if there is nothing to begin while other workers' runs go on; `_await_start` if
+            the schedule has the next trial begin later. None: the study has ended.
         """
         storage, plan = self.storage, self._plan(seen)
         budget_used = self._budget_used(seen)

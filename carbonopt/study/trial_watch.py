@@ -498,10 +498,10 @@ class TrialWatch:
         if self.rules.interrupted():
             return StopReason.INTERRUPTED
         if self._finished_training() and self.spec.program is None:
-            return None  # all its energy is spent already: its result costs nothing more
+            return None  # only the result is left: stopping would save nothing
         if self._finished_training():  # a script may go on using energy, so the budget still holds
             return StopReason.BUDGET if self.rules.budget_spent() else None
-        # After the last step only the evaluation is left, which says how good the trial is.
+        # After the last step only the evaluation is left, so the cap no longer stops the trial.
         steps, total_steps = self.so_far.steps_done or 0, self.so_far.total_steps or math.inf
         if steps < total_steps and self.so_far.audited_at_step is None and self._exceeds_cap():
             return StopReason.CAP

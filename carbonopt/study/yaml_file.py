@@ -67,7 +67,7 @@ def read_yaml(path: Path, what: str) -> YamlFile:
 
 def yaml_text(values: dict[str, Any]) -> str:
     """Return plain values as a file that `read_yaml` reads as the same values."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(values, Dumper=_StudyFileDumper, sort_keys=False, allow_unicode=True)
 
 
 def _reason(error: Exception, text: str) -> str:
@@ -213,7 +213,7 @@ for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 
 
-class _Dumper(yaml.SafeDumper):
+class _StudyFileDumper(yaml.SafeDumper):
     """A writer of what `_Loader` reads: text that it would read as a number is in quotes."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -221,7 +221,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 # What either of them reads as something else than text is in quotes.
-_Dumper.yaml_implicit_resolvers = {
+_StudyFileDumper.yaml_implicit_resolvers = {
     sign: [
         *_Loader.yaml_implicit_resolvers.get(sign, []),
         *yaml.SafeDumper.yaml_implicit_resolvers.get(sign, []),

@@ -116,9 +116,9 @@ def test_a_rate_that_goes_with_the_ranks_is_a_quality_of_its_own(
     tiny_study["launch"]["cpu_ranks"] = 4
     strategy = strategy_of(tiny_study, {**space, "learning_rate_scaling": scaling})
     values = [{"world_size": ranks} for ranks in (1, 4)]
-    assert len({strategy.carbon._rate(value) for value in values}) == rates
+    assert len({strategy.planner._rate(value) for value in values}) == rates
     rows = SpaceEncoder(strategy.movable).curve_rows(
-        [{**value, **strategy.carbon._complete(value)} for value in values]
+        [{**value, **strategy.planner._complete(value)} for value in values]
     )
     assert len({tuple(row) for row in rows.tolist()}) == rates
 
@@ -146,7 +146,7 @@ def test_sparse_ranges_are_searched_until_something_can_exist(seed: int, tiny_st
         "epochs": 1,
     }
     strategy = strategy_of({**tiny_study, "search": {}}, space)
-    strategy.carbon._seed = seed
+    strategy.planner._seed = seed
     assert strategy.plan([], 0).why_ended is None
 
 

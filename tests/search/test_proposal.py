@@ -89,7 +89,7 @@ def test_with_much_known_the_cheapest_that_meets_the_target_is_next() -> None:
     assert answer is not None and cost(left[answer.index]) <= cost(cheapest) * (1 + 2 * TIE)
     assert nll(left[answer.index]) <= target_nll
     assert answer.expected_cost == pytest.approx(cost(cheapest), rel=0.1)
-    assert answer.reachable > 0.95
+    assert answer.chance_of_any > 0.95
     assert answer.expected_gain == math.inf, "nothing meets the target yet"
 
 
@@ -98,7 +98,7 @@ def test_equal_answers_share_a_draw_and_one_of_them_is_taken() -> None:
     twins = [values, dict(values)]
     answer = proposed(twins, EVERY[::3], nll(values) + 0.2)
     assert answer is not None and answer.index in (0, 1)
-    assert answer.reachable > 0.95
+    assert answer.chance_of_any > 0.95
 
 
 def test_nothing_is_proposed_where_nothing_can_be_cheaper() -> None:
@@ -130,7 +130,7 @@ def test_where_nothing_meets_the_target_what_comes_close_is_learned_from() -> No
     left = EVERY[::7]
     known = [values for values in EVERY if values not in left]
     answer = proposed(left, known, 0.5 * min(map(nll, EVERY)))
-    assert answer is not None and answer.reachable == 0
+    assert answer is not None and answer.chance_of_any == 0
     assert nll(left[answer.index]) <= np.quantile(list(map(nll, left)), 0.25)
 
 

@@ -44,7 +44,7 @@ def checked(tiny_study: dict, forecast: CarbonTrace | None = None, **schedule) -
         update={"carbon": config.carbon.model_copy(update={"trace": None}), "schedule": None}
     )
     made = check(bare)
-    return CheckedStudy(**{**vars(made), "config": config, "forecast": forecast})
+    return CheckedStudy(**{**vars(made), "config": config, "forecast_or_error": forecast})
 
 
 def planned(of: CheckedStudy, records=(), now=NOW, first_call=NOW, waits=False, hours=4.0):
@@ -115,7 +115,7 @@ def test_windows_alone_say_nothing_of_emissions(tiny_study: dict) -> None:
 
 def test_a_forecast_that_is_gone_lets_a_study_go_on(tiny_study: dict) -> None:
     of = checked(tiny_study, trace())
-    gone = CheckedStudy(**{**vars(of), "forecast": BadInput("can't read grid.csv")})
+    gone = CheckedStudy(**{**vars(of), "forecast_or_error": BadInput("can't read grid.csv")})
     start, said = planned(gone)
     assert start is None and "grid.csv" in said[0]
     with pytest.raises(BadInput, match=r"grid\.csv"):

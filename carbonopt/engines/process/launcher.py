@@ -51,9 +51,9 @@ _TICK_S = 0.1
 class Preparation:
     """The process that prepares the workload's data and compiles DeepSpeed's operators.
 
-    See `carbonopt.train.prepare`. Data that was made for the same workload is used as it is. Once
-    started, the process imports until it is asked for its `result`; only then does it touch a GPU
-    or the study's folder.
+    See `carbonopt.train.prepare`. Data that was made for the same workload is used as it is. The
+    process only imports until it is asked for its `result`. Only then does it touch a GPU or the
+    study's folder.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from carbonopt.report.sections.energy_section import is_counted
 from carbonopt.report.sections.provenance_section import stated
 from carbonopt.report.study_text import SAMPLERS
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import runs_of_value, runs_text, sure_text, trials_text
+from carbonopt.report.summary import runs_of_value, runs_text, saving_confidence_text, trials_text
 from carbonopt.spec.space_settings import Choices, Domain, Fixed
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
@@ -148,7 +148,7 @@ def checklist(study: StudyView) -> str:
                 study.quality, sure.seeds if sure else 1, sure.value_bound if sure else None
             )
         ),
-        interval=rec.saving_interval and sure_text(study),
+        interval=rec.saving_interval and saving_confidence_text(study),
     )
 
 

@@ -8,7 +8,12 @@ from carbonopt.report.document import Extract, Paragraph, Section
 from carbonopt.report.figures.pareto_figure import pareto_of
 from carbonopt.report.paper.references import measured_with
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import baseline_text, sure_text, trials_text, turned
+from carbonopt.report.summary import (
+    baseline_text,
+    possible_reversal,
+    saving_confidence_text,
+    trials_text,
+)
 
 
 def section(study: StudyView) -> Section | None:
@@ -39,9 +44,9 @@ def sentence(study: StudyView) -> str | None:
         misses = "" if rec.baseline.meets_target else ", which misses that target"
         saved = (
             f", {fmt.less_text(rec.saving_fraction)} than {baseline_text(rec.baseline)}{misses}"
-            f" ({sure_text(study)})"
+            f" ({saving_confidence_text(study)})"
         )
-        if equal := turned(study.comparison):
+        if equal := possible_reversal(study.comparison):
             saving = less_or_more_text((equal.lowest, equal.highest))
             saved += f", and {saving} than that stopped when it first met the target"
     settings = fmt.params_text(rec.params, study.varied)

@@ -25,7 +25,7 @@ from carbonopt.report.document import (
 )
 from carbonopt.report.sections.trials_section import setting_text
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import is_within_noise, turned
+from carbonopt.report.summary import is_within_noise, possible_reversal
 
 # Share of energy that a GPU takes more for the same training where it is one degree warmer: 0.27 %
 # on an H100, at most 0.40 % with 95 % confidence (reports/performance.md). A bias below
@@ -197,7 +197,8 @@ def _configuration(study: StudyView) -> Table | None:
 
 
 def caveats(study: StudyView) -> Iterator[Caveat]:
-    rec, comparison, equal = study.recommendation, study.comparison, turned(study.comparison)
+    rec, comparison = study.recommendation, study.comparison
+    equal = possible_reversal(comparison)
     if not rec.met or rec.baseline is None:
         return
     if not rec.baseline.meets_target:

@@ -16,7 +16,7 @@ _PLAIN_TYPES = frozenset((*_PLAIN, torch.memory_format))
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter)
 
 
-class _Layout(NamedTuple):
+class _TensorLayout(NamedTuple):
     """A tensor without numbers, with a storage of its own."""
 
     shape: tuple[int, ...]
@@ -24,7 +24,7 @@ class _Layout(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "_Layout":
+    def of(cls, tensor: Tensor) -> "_TensorLayout":
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def make(self) -> Tensor:
@@ -43,7 +43,7 @@ class MetaResults:
     """
 
     def __init__(self) -> None:
-        self._layouts: dict[Any, tuple[_Layout, ...]] = {}
+        self._layouts: dict[Any, tuple[_TensorLayout, ...]] = {}
         self._pure: dict[Any, bool] = {}
 
     def run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ class MetaResults:
         result = operation(*args, **kwargs)
         results = result if isinstance(result, tuple) else (result,)
         if _have_own_storages(results, tree_leaves((args, kwargs))):
-            self._layouts[key] = tuple(map(_Layout.of, results))
+            self._layouts[key] = tuple(map(_TensorLayout.of, results))
         return result
 
 
@@ -91,7 +91,7 @@ def _key(value: Any) -> Any:
     if kind in _TENSOR_TYPES:
         if not value.is_meta:
             raise _Unknown
-        return _Layout.of(value)
+        return _TensorLayout.of(value)
     if kind in _PLAIN_TYPES:
         return kind, value
     if kind in (list, tuple):
@@ -106,7 +106,7 @@ def _have_own_storages(results: tuple[Any, ...], given: list[Any]) -> bool:
     taken = {each.untyped_storage()._cdata for each in given if isinstance(each, Tensor)}
     for result in results:
         storage = result.untyped_storage()
-        again = _Layout.of(result).make().untyped_storage()
+        again = _TensorLayout.of(result).make().untyped_storage()
         if storage._cdata in taken or storage.nbytes() != again.nbytes():
             return False
         taken.add(storage._cdata)

@@ -49,8 +49,8 @@ def training_arguments(
         kind: The task's class of arguments.
         more: Values that the task sets for fields of this class.
     """
-    searched = params.arguments(steps)
-    del searched["num_train_epochs"]  # max_steps replaces it
+    chosen = params.arguments(steps)
+    del chosen["num_train_epochs"]  # max_steps replaces it
     owned = {
         "output_dir": folder,
         "deepspeed": deepspeed,
@@ -62,7 +62,7 @@ def training_arguments(
         "gradient_accumulation_steps": params.gradient_accumulation_steps,
     }
     given: dict[str, Any] = {"optim": "adamw_torch_fused", "dataloader_pin_memory": on_gpu, **more}
-    given = given | workload.training_arguments | searched | owned | _IN_ALL_TRIALS
+    given = given | workload.training_arguments | chosen | owned | _IN_ALL_TRIALS
     if needed := scheduler_arguments(given.get("lr_scheduler_type"), params.decay_ratio, steps):
         given["lr_scheduler_kwargs"] = needed | (given.get("lr_scheduler_kwargs") or {})
     arguments = kind(**given)
