@@ -19,15 +19,17 @@ def export(
     ] = "jsonl",
     data_license: Annotated[
         str | None,
-        typer.Option("--license", metavar="LICENSE", help="Croissant: the tables' license."),
+        typer.Option("--license", metavar="LICENSE", help="Croissant, required: the license."),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option("--url", metavar="URL", help="Croissant: the page that publishes the tables."),
+        typer.Option("--url", metavar="URL", help="Croissant, required: the tables' page."),
     ] = None,
     creator: Annotated[
         str | None,
-        typer.Option("--creator", metavar="NAME", help="Croissant: a person, or Organization: X."),
+        typer.Option(
+            "--creator", metavar="NAME", help="Croissant, required: person, or Organization: X."
+        ),
     ] = None,
     storage: StorageUrl = None,
 ) -> None:

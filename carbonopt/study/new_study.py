@@ -261,7 +261,7 @@ def _data_comment(look: DataLook) -> str:
     if look.rows is not None:
         parts.append(f"{look.rows:,} rows" + ("" if look.is_whole else " and more"))
     elif look.characters is not None:
-        parts.append(f"{look.characters:,} characters, or more")
+        parts.append(f"{look.characters:,} characters")
     if look.classes:
         parts.append(f"{len(look.classes)} classes")
     return ", ".join(parts)

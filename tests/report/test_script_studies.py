@@ -357,11 +357,13 @@ def test_trainings_of_a_few_readings_are_uncertain(
     data = script_study(*records)
     known = data.provenance.model_copy(update={"energy_source": {"cpu": source, "ram": "modelled"}})
     caveats = caveats_of(data.model_copy(update={"provenance": known}))
-    assert ("short_training" in caveats) == (trial_number is not None)
+    unknown = share is not None and share >= 0.5  # half of the energy or more
+    assert ("short_training" in caveats) == (trial_number is not None and not unknown)
+    assert ("too_short_training" in caveats) == unknown
     if trial_number is not None:
-        told = caveats["short_training"]
+        told = caveats["too_short_training" if unknown else "short_training"]
         assert (told.level, told.numbers["trial"], told.numbers["share"]) == (
-            Level.WARNING,
+            Level.CRITICAL if unknown else Level.WARNING,
             trial_number,
             share,
         )
@@ -369,7 +371,7 @@ def test_trainings_of_a_few_readings_are_uncertain(
 
 
 def test_of_gpus_alone_no_reading_of_the_cpu_counts() -> None:
-    took = {"duration_s": Durations(train=0.2, setup=0, eval=0, total=0.2)}
+    took = {"duration_s": Durations(train=0.5, setup=0, eval=0, total=0.5)}
     measured = study().provenance.model_copy(
         update={"energy_source": {"gpu": "measured", "cpu": "measured"}}
     )

@@ -31,6 +31,8 @@ from carbonopt.spec.study_data import StudyData, counted_at_once
 
 CLOSURE_TOLERANCE = 0.005
 _COUNTED_ONCE = 1.01  # the times that CPU and RAM were counted, with room for rounding
+# A training whose energy is uncertain by this share or more makes savings meaningless.
+_UNKNOWN_FROM = 0.5
 UNCERTAINTY_NOTE = (
     "± is one standard uncertainty, from how rarely the counters tick; their own accuracy is not"
     " in it."
@@ -435,7 +437,8 @@ def _short_trainings(study: StudyView) -> Iterator[Caveat]:
         "apart": READINGS_APART_S,
         "share": share,
     }
-    yield study.caveat("short_training", components="CPU", **numbers)
+    name = "too_short_training" if share >= _UNKNOWN_FROM else "short_training"
+    yield study.caveat(name, components="CPU", **numbers)
 
 
 def _training_s(record: TrialRecord) -> float:
