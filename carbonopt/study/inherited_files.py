@@ -69,7 +69,8 @@ class InheritedFiles:
     def _name(self, file: Path) -> str:
         """Return a file's name in the script's folder, or its path if it lies elsewhere."""
         first = self.folders[0]
-        return str(file.relative_to(first) if file.is_relative_to(first) else file)
+        shown = file.relative_to(first) if file.is_relative_to(first) else file
+        return os.fsencode(shown).decode(errors="backslashreplace")  # a record is UTF-8
 
 
 def _held_by_command() -> set[tuple[int, int]]:

@@ -136,6 +136,13 @@ def _is_nobodys(folder: Path, seen: set[str]) -> bool:
 
 
 def _input_file(path: Path, *, whole: bool = True, is_program: bool = False) -> InputFile:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise BadInput(
+            f"names of input files must be UTF-8, but one is {shown}; rename it."
+        ) from error
     status = path.stat()
     return InputFile(
         path=str(path),

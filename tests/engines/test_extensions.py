@@ -180,11 +180,44 @@ def test_a_script_finds_no_dead_lock_of_any_operator_or_python(folder: Path) -> 
         lock.parent.mkdir(parents=True)
     left.touch()
     others.touch()
+    (others.parent / "build.ninja").touch()
+    (others.parent / "utils.so").touch()
     with subprocess.Popen([sys.executable, "-c", HOLDING, held], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         extensions.clear_dead_locks(os.environ)
         assert [lock.exists() for lock in (left, others, held)] == [False, False, True]
         process.kill()
+    assert (others.parent / "utils.so").exists()
+
+
+def test_locks_that_are_not_torchs_stay(folder: Path, tmp_path: Path) -> None:
+    root, outside = folder.parent, tmp_path / "outside"
+    links_to, has_code, full, named = (
+        root / name / "lock" for name in ("link", "code", "full", "named")
+    )
+    outside.mkdir()
+    (root / "link").symlink_to(outside)
+    for lock in (has_code, full, named):
+        lock.parent.mkdir()
+    for lock in (links_to, has_code):
+        lock.touch()
+    (has_code.parent / "main.o").touch()
+    full.write_text("theirs")
+    named.symlink_to(tmp_path / "nowhere")
+    extensions.clear_dead_locks(os.environ)
+    locks = (links_to, has_code, full, named)
+    assert [lock.is_symlink() or lock.exists() for lock in locks] == [True] * 4
+    assert (has_code.parent / "main.o").exists()
+
+
+def test_a_lock_that_cannot_be_judged_ends_no_study(folder: Path, tmp_path: Path) -> None:
+    lock, note = folder / "lock", folder / "carbonopt-build.json"
+    lock.touch()
+    (folder / "build.ninja").touch()
+    (tmp_path / "note").write_text("{}")
+    note.symlink_to(tmp_path / "note")
+    extensions.clear_dead_locks(os.environ)
+    assert lock.exists() and note.is_symlink()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 Every process that loads an operator waits for its lock.
 """
 
+import contextlib
 import fcntl
 import importlib.util
 import os
 import runpy
 import shlex
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -256,7 +258,12 @@ def mend(operators: Sequence[str]) -> None:
     Torch would wait for their locks for ever, and load half a library.
     """
     for lock in locks_of(operators):
-        _clear_if_dead(lock)
+        if lock.is_dead:
+            with nobody_builds(lock.path.parent) as ours:
+                # The identity differs if another build has begun meanwhile.
+                if ours and _identity(lock.path) == lock.identity:
+                    _remove_products(lock.path.parent)
+                    lock.path.unlink(missing_ok=True)
     locked = {lock.operator for lock in locks_of(operators)}
     for operator in operators:
         folder = _folder_of_this_torch() / operator
@@ -271,20 +278,26 @@ def clear_dead_locks(environment: Mapping[str, str]) -> None:
     """Remove the locks that killed builds have left, of any operator and any Python.
 
     For scripts: which operators one loads isn't known, and it would wait for such a lock for ever.
+    Nothing else is removed, and no lock in a folder that isn't surely torch's.
     """
     folder = extensions_folder(environment)
     for path in (*folder.glob(f"*/{guard.LOCK}"), *folder.glob(f"*/*/{guard.LOCK}")):
-        if (lock := lock_at(path.parent.name, path)) is not None:
-            _clear_if_dead(lock)
+        # What can't be looked at or changed, such as another user's, is not for this study to mend.
+        with contextlib.suppress(OSError, BadInput):
+            if not _is_torchs(path, folder):
+                continue
+            lock = lock_at(path.parent.name, path)
+            if lock is not None and lock.is_dead and _identity(path) == lock.identity:
+                path.unlink(missing_ok=True)
 
 
-def _clear_if_dead(lock: OperatorLock) -> None:
-    if lock.is_dead:
-        with nobody_builds(lock.path.parent) as ours:
-            # The identity differs if another build has begun meanwhile.
-            if ours and _identity(lock.path) == lock.identity:
-                _remove_products(lock.path.parent)
-                lock.path.unlink(missing_ok=True)
+def _is_torchs(lock: Path, folder: Path) -> bool:
+    """Return whether a lock is in a folder where torch builds, or that has nothing else in it."""
+    status = lock.lstat()
+    is_empty_file = stat.S_ISREG(status.st_mode) and status.st_size == 0
+    is_below = lock.parent.resolve().is_relative_to(folder.resolve())
+    builds = (lock.parent / "build.ninja").is_file()
+    return is_empty_file and is_below and (builds or list(lock.parent.iterdir()) == [lock])
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import carbonopt
@@ -42,6 +42,12 @@ _PROGRAMS = frozenset(
 )
 _TEXTS = _PROGRAMS | {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin", ".args"}
 _LONGEST_TEXT = 2**18  # bytes of such a file; longer ones are data
+_LONGEST_CODE = 2**23  # bytes of a program; Python's and torch's longest have below 2**21
+_MOST_FOLDERS = 32  # folders to which a shell script changes, where its words are looked up
+_MOST_MATCHES = 10_000  # files of one pattern
+_OF_THE_SYSTEM = ("/proc", "/sys")  # where a read may wait for ever
+# What reading the source of a program raises, however it is damaged.
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _TEXT_WORD = re.compile(r"[^\s'\"`,;:=()\[\]{}<>\\]+")
 _DEEPEST_PATH = 20  # expressions within each other that make one path
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
@@ -105,8 +111,8 @@ class CommandFiles:
         """Add the files that a word of the command names, also by a pattern such as rows/*.csv."""
         for text in _paths_in(word):
             self._add(text, [self.folder], with_folders=True)
-            if glob.has_magic(text) and "\0" not in text:
-                for name in sorted(glob.glob(text, root_dir=self.folder)):  # noqa: PTH207
+            if glob.has_magic(text):
+                for name in _matches(text, self.folder):
                     self._add(name, [self.folder], with_folders=True)
 
     def _add_code(self, code: str, *, is_shell: bool) -> None:
@@ -119,10 +125,12 @@ class CommandFiles:
 
     def _add(self, text: str, bases: Iterable[Path], *, with_folders: bool = False) -> None:
         """Add the file of that name from the first of these folders that has it."""
-        if not text or len(text) > _LONGEST_NAME or "\0" in text or "\n" in text:
+        if not _may_be_name(text):
             return
         for base in bases:
             path = Path(os.path.normpath(base / text))
+            if any(map(path.is_relative_to, _OF_THE_SYSTEM)):
+                continue
             if is_file(path):
                 if path.suffix == ".py" or (not path.suffix and _begins_with(path, _PYTHONS)):
                     self._add_python(path)
@@ -178,9 +186,7 @@ class CommandFiles:
         """
         if not self._is_new(path):
             return
-        try:
-            source = path.read_bytes()
-        except OSError:
+        if (source := code_of(path)) is None:
             return
         if not roots:
             # Python looks beside the file that a link leads to.
@@ -213,7 +219,7 @@ class CommandFiles:
         """Add the modules that a Python file's source imports and the files that its texts name."""
         try:
             found = list(ast.walk(ast.parse(source)))
-        except (SyntaxError, ValueError, RecursionError):
+        except UNREADABLE:
             return  # it imports nothing; whether it has to run is not checked here
         known = _known_names(found, path)
         added = (self.folder / text for text in _added_paths(found, known))
@@ -286,11 +292,8 @@ class CommandFiles:
 
         Names are looked up where the script runs, in its own folder, and where it changes to.
         """
-        if not self._is_new(path):
-            return
-        self._add_shell_words(
-            path.read_bytes().decode(errors="replace"), [self.folder, path.parent]
-        )
+        if self._is_new(path) and (source := code_of(path)) is not None:
+            self._add_shell_words(source.decode(errors="replace"), [self.folder, path.parent])
 
     def _add_shell_words(self, text: str, bases: list[Path]) -> None:
         """Add the files that the words of a shell script name; see `_add_shell`."""
@@ -305,11 +308,41 @@ class CommandFiles:
         words = _SHELL_WORD.findall(text)
         for before, word in zip(("", *words), words, strict=False):
             if before == "cd":
-                bases += [base / _VARIABLE_FOLDER.sub("", word) for base in bases]
+                below = _VARIABLE_FOLDER.sub("", word)
+                reached = dict.fromkeys(Path(os.path.normpath(base / below)) for base in bases)
+                new = [folder for folder in reached if folder not in bases and is_folder(folder)]
+                bases += new[: _MOST_FOLDERS - len(bases)]
             elif (module := _module_in(before, word)) is not None:
                 self._add_module(module, [*bases, *self.python_path])
             for text in _paths_in(word):
                 self._add(_VARIABLE_FOLDER.sub("", text), bases)
+
+
+def code_of(path: Path) -> bytes | None:
+    """Return a program's source; None if it can't be read, or is longer than programs are."""
+    try:
+        return path.read_bytes() if path.stat().st_size <= _LONGEST_CODE else None
+    except OSError:
+        return None
+
+
+def _may_be_name(text: str) -> bool:
+    """Return whether a text may be the name of a file."""
+    if not 0 < len(text) <= _LONGEST_NAME or "\0" in text or "\n" in text:
+        return False
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:  # half of a character, as "\ud800" is
+        return False
+    return True
+
+
+def _matches(pattern: str, folder: Path) -> list[str]:
+    """Return the names that match a pattern, unless it would search the whole machine."""
+    from_root = Path(pattern).parts[1] if pattern[:1] == "/" and len(pattern) > 1 else ""
+    if not _may_be_name(pattern) or glob.has_magic(from_root):
+        return []
+    return sorted(islice(glob.iglob(pattern, root_dir=folder), _MOST_MATCHES))  # noqa: PTH207
 
 
 def _paths_in(word: str) -> Iterator[str]:
@@ -378,7 +411,7 @@ def _runs_code(word: str) -> bool:
 
 
 def _is_python(words: Sequence[str]) -> bool:
-    return any(word.rpartition("/")[2].startswith("python") for word in words)
+    return any(map(_PYTHON.fullmatch, words))
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -460,8 +493,8 @@ def _paths_made(node: ast.expr, known: Mapping[str, ast.expr], folder: Path) -> 
         below = None if inner is None else _path_text(inner, known)
         text = pattern if below is None else _joined([below, pattern])
         # Without a folder, it may match what else lies there, such as the study file.
-        if text is not None and "/" in text and "**" not in text and "\0" not in text:
-            yield from sorted(glob.glob(text, root_dir=folder))  # noqa: PTH207
+        if text is not None and "/" in text and "**" not in text:
+            yield from _matches(text, folder)
     elif (text := _path_text(node, known)) is not None:
         yield text
 
@@ -615,7 +648,7 @@ def _linked_modules(sites: tuple[Path, ...]) -> dict[str, Path]:
     ):
         try:
             found = ast.walk(ast.parse(_text_of(file)))
-        except (SyntaxError, ValueError, RecursionError):
+        except UNREADABLE:
             continue
         for node in found:
             if (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import is_folder
-from carbonopt.train.scripts.command_files import CommandFiles
+from carbonopt.train.scripts.command_files import UNREADABLE, CommandFiles, code_of
 
 _WRITE = ("tee", "mkdir", "touch", "rm")  # programs whose words name the files that they write
 
@@ -88,14 +88,14 @@ def _sources(task: "Script") -> Iterator[tuple[Path, ast.Module]]:
     """
     template = task.workload.config_template
     if template is not None and template.name.endswith(".py"):
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        with contextlib.suppress(*UNREADABLE):
             yield Path(template.name), ast.parse(template.text)
     for path in command_files(task).program:
         if path.suffix == ".py":
-            try:
-                yield path, ast.parse(path.read_bytes())
-            except (OSError, SyntaxError, ValueError, RecursionError):
-                continue  # `check` reports it for the script itself; another Python may read it
+            # `check` reports it for the script itself; another Python may read it.
+            with contextlib.suppress(*UNREADABLE):
+                if (source := code_of(path)) is not None:
+                    yield path, ast.parse(source)
 
 
 def imported(task: "Script") -> Iterator[set[str]]:
