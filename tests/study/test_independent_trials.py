@@ -42,6 +42,13 @@ def inherited(folder: Path, since_s: float, *, trial) -> tuple[str, ...]:
     return found.read()
 
 
+def test_an_inherited_file_of_any_name_can_be_stored(tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    file = tmp_path / os.fsdecode(b"\xff.txt")
+    file.write_text("of trial 0")
+    assert inherited(tmp_path, since_s, trial=file.read_text) == ("\\xff.txt",)
+
+
 def test_a_file_that_a_trial_changed_and_another_reads_is_inherited(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("before the study")
     since_s = began(tmp_path)

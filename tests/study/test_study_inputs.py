@@ -103,6 +103,13 @@ def test_an_environments_python_is_no_input(tmp_path: Path) -> None:
     assert names(input_files(config), tmp_path) == ["train.py"]
 
 
+def test_an_input_whose_name_no_record_can_hold_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / os.fsdecode(b"\xff.csv")).write_text("1")
+    with pytest.raises(BadInput):
+        input_files(study_of(tmp_path, "python train.py {learning_rate}", "data"))
+
+
 def test_a_folder_is_read_through_links_once(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "far/rows.csv").write_text("1")

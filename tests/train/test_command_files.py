@@ -348,14 +348,33 @@ def test_a_package_installed_by_a_link_is_the_users(name: str, text: str, tmp_pa
         ("c.json", "[" * 100_000),
         ("n.ipynb", "[" * 100_000),
         ("n.ipynb", '{"cells": [{"cell_type": "code", "source": 3}]}'),
+        ("deep.py", "x = " + "-" * 20_000 + "1"),
+        ("half.py", "import glob\nglob.glob('\\ud800/*')\nopen('\\ud800')"),
+        ("root.py", "import glob\nglob.glob('/*/*/*/*/*/*.bin')"),
+        ("kernel.py", "open('/proc/kmsg')"),
+        ("run.sh", "".join(f"cd d{i % 4}\n" for i in range(60)) + "python helper.py"),
     ],
 )
 def test_what_is_nested_deeply_or_is_something_else_makes_no_traceback(
     name: str, text: str, tmp_path: Path
 ) -> None:
     there = {"t.py": "import helper", "helper.py": ""}
+    for folder in ("d0", "d0/d1", "d0/d1/d2", "d1", "d1/d2", "d2", "d3", "d3/d0"):
+        (tmp_path / folder).mkdir()
     program, named = found(f"python t.py {name}", written(tmp_path, {**there, name: text}))
     assert {"t.py", "helper.py", name} == program | named
+
+
+def test_code_longer_than_any_program_is_not_read(tmp_path: Path) -> None:
+    written(tmp_path, {"t.py": "import big", "big.py": ""})
+    os.truncate(tmp_path / "big.py", 300 * 2**30)  # sparse
+    assert found("python t.py", tmp_path) == ({"t.py", "big.py"}, set())
+
+
+@pytest.mark.parametrize("command", ["torchrun python_train.py -c conf.yaml", "pythonic -c c.yaml"])
+def test_a_name_that_begins_like_pythons_is_another(command: str, tmp_path: Path) -> None:
+    written(tmp_path, {"python_train.py": "", "conf.yaml": "", "c.yaml": ""})
+    assert command.split()[-1] in found(command, tmp_path)[1]
 
 
 def test_names_that_stand_for_themselves_end(tmp_path: Path) -> None:
