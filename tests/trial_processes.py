@@ -67,7 +67,7 @@ def _fork_server(module: str) -> ForkServer:
 
 def start(
     module: str, spec: dict, folder: Path, world_size: int = 1, stop=None, cold=False,
-    forked="carbonopt.train.forked_rank", **environment: str,
+    forked="carbonopt.train.fork_template", **environment: str,
 ) -> Run:  # fmt: skip
     """Until they have ended. They are forked, as a study's are, from a process with the module
     `forked`; those that are `cold` are not.

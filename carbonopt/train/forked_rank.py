@@ -1,11 +1,10 @@
 """A rank that is forked from a process which has imported everything.
 
-This is the fork server's module; forks call `run`. Importing touches no GPU, because the forks of a
-process that has opened one can't use it.
+The fork server imports it by `fork_template`, and forks call `run`. Importing touches no GPU,
+because the forks of a process that has opened one can't use it.
 """
 
 import importlib
-import importlib.util
 import json
 import os
 import select
@@ -54,9 +53,7 @@ get_checkpoint_conversion_mapping("")
 def unfit() -> str | None:
     """Return why forks of this process can't train, or None if they can."""
     if torch.cuda.is_initialized() or _is_bad_to_fork():
-        torchao = importlib.util.find_spec("torchao") is not None
-        by = " (torchao does so where it is installed)" if torchao else ""
-        return f"importing what trials need has opened a GPU already{by}"
+        return "importing what trials need has opened a GPU already"
     return None
 
 

@@ -55,7 +55,7 @@ def preparation(tmp_path: Path, text: str = "to be or not to be " * 40, **change
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """What a study on CPUs forks its trials from, which stay offline; the preparation doesn't."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
-    server = ForkServer("carbonopt.train.forked_rank", work_environment(LAUNCH, []), log)
+    server = ForkServer("carbonopt.train.fork_template", work_environment(LAUNCH, []), log)
     with closing(server):
         while not server.ready(1.0):
             pass

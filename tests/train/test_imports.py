@@ -34,11 +34,13 @@ def test_the_compilers_modules_are_loaded_ahead_and_practice_is_not_counted() ->
 
 
 @pytest.mark.slow
-def test_a_trials_process_leaves_mlflow_out_and_a_script_can_still_import_it() -> None:
+def test_a_trials_process_leaves_mlflow_and_torchao_out_and_a_trial_can_still_import_them() -> None:
     script = (
-        "import sys, carbonopt.train.forked_rank\n"
-        "assert 'deepspeed' in sys.modules and 'mlflow' not in sys.modules\n"
+        "import sys, carbonopt.train.fork_template\n"
+        "assert {'deepspeed', 'transformers.trainer'} <= sys.modules.keys()\n"
+        "assert not {'mlflow', 'torchao'} & sys.modules.keys()\n"
         "import mlflow\nassert mlflow.__version__\n"
+        "from torchao.float8 import convert_to_float8_training\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False

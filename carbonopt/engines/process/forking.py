@@ -51,7 +51,7 @@ class ForkServer:
     """A process that imports a module while the study goes on, and then forks trials from itself.
 
     Args:
-        module: the module to import, such as `carbonopt.train.forked_rank`.
+        module: the module to import, such as `carbonopt.train.fork_template`.
         environment: the environment of the process and of every rank that is forked from it.
         log: the file that receives its output.
         python: the interpreter, as a script's command names it; None: this process's.

@@ -262,7 +262,7 @@ class ProcessLauncher:
         """Start the process that trials of carbonopt's own training are forked from."""
         compiles = {COMPILES: "1"} if config.may_compile else {}
         environment = self._environment | {TASK: task} | compiles
-        return ForkServer("carbonopt.train.forked_rank", environment, log)
+        return ForkServer("carbonopt.train.fork_template", environment, log)
 
     def close(self) -> None:
         """End the processes that wait for a next trial, the fork server and the preparation."""

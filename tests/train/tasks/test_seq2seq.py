@@ -121,7 +121,7 @@ def trial(workload, tmp_path_factory):
         workload: dict = by_match,
         save: bool = False,
         seed: int = 0,
-        forked: str = "carbonopt.train.forked_rank",
+        forked: str = "carbonopt.train.fork_template",
         environment: dict[str, str] | None = None,
         **params,
     ) -> Run:
