@@ -331,14 +331,8 @@ class Evidence:
         margins = self.log_emissions_margin(candidate.n), self.log_emissions_margin(baseline.n)
         if share is None or margins[0] is None or margins[1] is None:
             return None
-        ours_kg, theirs_kg = candidate.emissions_kg_co2e, baseline.emissions_kg_co2e
-        ours, theirs = math.exp(margins[0]), math.exp(margins[1])
-        lowest = math.hypot(theirs_kg - theirs_kg / theirs, ours_kg * ours - ours_kg)
-        highest = math.hypot(theirs_kg * theirs - theirs_kg, ours_kg - ours_kg / ours)
-        saved_kg = theirs_kg - ours_kg
-        # The two intervals agree on whether there may be no saving.
-        lower = saved_kg - lowest if share[0] > 0 else min(0.0, saved_kg - lowest)
-        return lower, saved_kg + highest
+        means_kg = candidate.emissions_kg_co2e, baseline.emissions_kg_co2e
+        return saved_interval_kg_co2e([(*means_kg, margins[0], margins[1])], share)
 
     def _safer_alternative(self, winner: Configuration) -> SaferAlternative | None:
         """Return the configuration with the best bound that costs about as much as the winner.
@@ -484,6 +478,29 @@ def welch_margin(means: Iterable[tuple[Pooled, int]]) -> float:
         return 0.0
     freedom = variance**2 / sum(part**2 / of_spread for part, of_spread in parts)
     return float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance)
+
+
+def saved_interval_kg_co2e(
+    parts: Iterable[tuple[float, float, float, float]], share: tuple[float, float]
+) -> tuple[float, float]:
+    """Return the interval of the emissions that a run saves in all of its parts together.
+
+    See `Evidence.saved_interval_kg_co2e`.
+
+    Args:
+        parts: of each part the emissions of the taken configuration and of the baseline, and the
+            margins of their logarithms.
+        share: the interval of the saved share, with which this one agrees on whether there may be
+            no saving.
+    """
+    saved_kg, below_kg, above_kg = 0.0, [], []
+    for ours_kg, theirs_kg, *margins in parts:
+        ours, theirs = map(math.exp, margins)
+        saved_kg += theirs_kg - ours_kg
+        below_kg += [theirs_kg - theirs_kg / theirs, ours_kg * ours - ours_kg]
+        above_kg += [theirs_kg * theirs - theirs_kg, ours_kg - ours_kg / ours]
+    lowest_kg = saved_kg - math.hypot(*below_kg)
+    return lowest_kg if share[0] > 0 else min(0.0, lowest_kg), saved_kg + math.hypot(*above_kg)
 
 
 def less_interval(ratio: float, margin: float) -> tuple[float, float]:

@@ -4,9 +4,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from carbonopt.analysis.confidence import Evidence, Standing, less_interval
+from carbonopt.analysis.confidence import (
+    Evidence,
+    Standing,
+    less_interval,
+    saved_interval_kg_co2e,
+)
 from carbonopt.analysis.footprint import footprint, known_sum
-from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.analysis.recommend import (
+    Recommendation,
+    break_even,
+    break_even_interval,
+    recommend,
+)
 from carbonopt.analysis.study_comparison import ComparedRun, run_of
 from carbonopt.core.quality import Target
 from carbonopt.core.values import Frozen
@@ -87,8 +97,8 @@ class PipelineSummary(Frozen):
     saving_interval: tuple[float, float] | None  # interval of that fraction
     # runs of all steps that pay the searches back; None: a run saves nothing, or none is known
     break_even_runs: int | None
-    # The same at the ends of the interval of what a run saves; its second is None where there may
-    # be no saving. None: the saving is none, or has no interval.
+    # Fewest and most of these runs, at the ends of the interval of what a run saves; most is None
+    # if a run may save nothing. None: there is no interval, or none of it is a saving.
     break_even_interval: tuple[int, int | None] | None
     spent: tuple[StudySpent, ...]  # in the order in which they ran
     not_begun: tuple[str, ...]  # folders of the pipeline's studies that have not begun
@@ -157,8 +167,8 @@ def summarise(data: PipelineData) -> PipelineSummary:
         paths=tuple(paths),
         saving_fraction=fraction,
         saving_interval=interval,
-        break_even_runs=_break_even(emissions_kg, saved_kg),
-        break_even_interval=_break_even_interval(emissions_kg, saved_ends_kg),
+        break_even_runs=None if saved_kg is None else break_even(emissions_kg, saved_kg),
+        break_even_interval=break_even_interval(emissions_kg, saved_ends_kg),
         spent=spent,
         not_begun=tuple(folder for folder in data.pipeline.folders() if folder not in data.studies),
         between_kwh=between_kwh,
@@ -266,39 +276,19 @@ def _saving(path: PathRun) -> tuple[float | None, tuple[float, float] | None, fl
 def _saved_interval_kg(path: PathRun, share: tuple[float, float]) -> tuple[float, float]:
     """Return the interval of the kg CO2e that a run of all steps saves.
 
-    It is made of the intervals of all means, as `Evidence.saved_interval_kg_co2e` is. A step that
-    takes its baseline saves nothing for sure.
-
-    Args:
-        share: the interval of the saved share, with which it agrees on whether there may be no
-            saving.
+    A step that takes its baseline saves nothing for sure.
     """
-    saved_kg, below, above = 0.0, [0.0], [0.0]
-    for run in path.steps:
-        assert run.baseline is not None
-        if run.taken.trial == run.baseline.trial:
-            continue
-        ours_kg, theirs_kg = run.taken.emissions_kg_co2e, run.baseline.emissions_kg_co2e
-        ours, theirs = (
-            math.exp(run.taken_log_margin or 0.0),
-            math.exp(run.baseline_log_margin or 0.0),
+    parts = [
+        (
+            run.taken.emissions_kg_co2e,
+            run.baseline.emissions_kg_co2e,
+            run.taken_log_margin or 0.0,
+            run.baseline_log_margin or 0.0,
         )
-        saved_kg += theirs_kg - ours_kg
-        below += [theirs_kg - theirs_kg / theirs, ours_kg * ours - ours_kg]
-        above += [theirs_kg * theirs - theirs_kg, ours_kg - ours_kg / ours]
-    lowest = saved_kg - math.hypot(*below)
-    return lowest if share[0] > 0 else min(0.0, lowest), saved_kg + math.hypot(*above)
-
-
-def _break_even(spent_kg: float, saved_kg: float | None) -> int | None:
-    return math.ceil(spent_kg / saved_kg) if saved_kg is not None and saved_kg > 0 else None
-
-
-def _break_even_interval(
-    spent_kg: float, saved_kg: tuple[float, float] | None
-) -> tuple[int, int | None] | None:
-    fewest, most = (_break_even(spent_kg, end) for end in reversed(saved_kg or (0.0, 0.0)))
-    return None if fewest is None else (fewest, most)
+        for run in path.steps
+        if run.baseline is not None and run.taken.trial != run.baseline.trial
+    ]
+    return saved_interval_kg_co2e(parts, share)
 
 
 def _spent(folder: str, study: StudyData, rec: Recommendation) -> StudySpent:

@@ -388,12 +388,7 @@ def _described(data: StudyData, baseline: Configuration, target: Target) -> Base
 def _answer(
     evidence: Evidence, winner: Configuration, baseline: Configuration, study_kg: float
 ) -> Answer:
-    def break_even(saved_kg: float) -> int | None:
-        return math.ceil(study_kg / saved_kg) if saved_kg > 0 else None
-
     winner_kg, baseline_kg = winner.emissions_kg_co2e, baseline.emissions_kg_co2e
-    saved_kg = evidence.saved_interval_kg_co2e(winner, baseline)
-    fewest, most = map(break_even, reversed(saved_kg)) if saved_kg else (None, None)
     return Answer(
         trial=winner.trial,
         value=winner.value,
@@ -401,9 +396,28 @@ def _answer(
         energy_kwh=winner.energy_kwh,
         saving_fraction=1 - winner_kg / baseline_kg if baseline_kg else None,
         saving_interval=evidence.saving_interval(winner, baseline),
-        break_even_runs=break_even(baseline_kg - winner_kg),
-        break_even_interval=None if fewest is None else (fewest, most),
+        break_even_runs=break_even(study_kg, baseline_kg - winner_kg),
+        break_even_interval=break_even_interval(
+            study_kg, evidence.saved_interval_kg_co2e(winner, baseline)
+        ),
     )
+
+
+def break_even(spent_kg: float, saved_kg: float) -> int | None:
+    """Return the runs after which what was spent is saved; None: a run saves nothing."""
+    return math.ceil(spent_kg / saved_kg) if saved_kg > 0 else None
+
+
+def break_even_interval(
+    spent_kg: float, saved_kg: tuple[float, float] | None
+) -> tuple[int, int | None] | None:
+    """Return the fewest and most such runs, from the interval of what a run saves.
+
+    Most is None if a run may save nothing. None: there is no interval, or none of it is a saving.
+    """
+    lowest_kg, highest_kg = saved_kg or (0.0, 0.0)
+    fewest = break_even(spent_kg, highest_kg)
+    return None if fewest is None else (fewest, break_even(spent_kg, lowest_kg))
 
 
 def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> Closest | None:
