@@ -264,8 +264,11 @@ class TrialCallback(TrainerCallback):
         """A context in which the model has the weights that are evaluated and saved."""
         return nullcontext() if self._average is None else self._average.applied()
 
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+    def end(self) -> None:
+        """Undo what `on_train_begin` did to this process, however training ended."""
         self._spin_throttle.end()
+        if isinstance(self._trainer, TrialTrainer) and self._trainer.whole_step is not None:
+            self._trainer.whole_step.release()
 
     def _enter(self, phase: Phase, stage: Stage | None = None) -> None:
         """Change the phase.
@@ -360,7 +363,10 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
     trainer.optimizer_cls_and_kwargs = chosen_optimizer(params, workload, trainer)
     callback = TrialCallback(task, run, trainer, speaker)
     trainer.add_callback(callback)
-    trainer.train()
+    try:
+        trainer.train()
+    finally:
+        callback.end()
     # The last step has an evaluation. A trial, unlike a probe, stops itself only at evaluations;
     # cap, budget and interruption kill it from outside.
     assert callback.last is not None or spec.probe_s is not None

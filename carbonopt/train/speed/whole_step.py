@@ -82,6 +82,17 @@ class WholeStep:
                 print(f"carbonopt: steps are made without a CUDA graph: {reason}.", file=sys.stderr)
         return loss
 
+    def release(self) -> None:
+        """Free the graph; later steps are made without one.
+
+        While a graph holds NCCL's kernels, destroying the ranks' process group waits forever
+        (torch 2.11 on two H200s).
+        """
+        if self._graph is not None:
+            torch.cuda.synchronize()
+            self._graph.reset()
+            self._graph, self._loss, self._refused = None, None, True
+
     def _step(self, inputs: Inputs) -> torch.Tensor:
         # Call the module without the hooks of DeepSpeed's engine, one of which waits for the GPU.
         with masks_by_shape(inputs):
