@@ -1,17 +1,19 @@
 """Choose which trials to repeat with other seeds once the search has ended.
 
 The choice is a pure function of the records. Each run goes to the cheapest configuration that may
-well be confirmed (`Evidence.chance`) or, if there is none, to the one with the best chance. Once
-the cheapest confirmed configuration has run with all its seeds, the runs go to those nearest to it
-in emissions. All these runs together are at most as many as 1 + confirm.runners_up configurations
-need for all their seeds. Last comes the start configuration, if confirm.baseline asks for it: once,
-and then until the interval of the saving is narrow enough.
+well be confirmed (`Evidence.chance`). If there is none, a new configuration is tried, if the search
+can propose one; otherwise the run goes to the configuration with the best chance. Once the cheapest
+confirmed configuration has run with all its seeds, the runs go to those nearest to it in emissions.
+All these runs together are at most as many as 1 + confirm.runners_up configurations need for all
+their seeds. Last comes the start configuration, if confirm.baseline asks for it: once, and then
+until the interval of the saving is narrow enough.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Standing, configurations
 from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.format import count_text
 from carbonopt.core.quality import Target
 from carbonopt.core.trial import START_TRIAL, StopReason, TrialRecord
 from carbonopt.core.values import Frozen
@@ -21,6 +23,10 @@ from carbonopt.spec.study_data import StudyData
 # Least chance of a configuration that may well be confirmed. In simulated studies
 # (docs/confirmation.md) 1/5 confirms fewer, and 1/2 more expensive ones.
 _MAY_WELL = 1 / 3
+
+# Least chance of a configuration that is repeated before the start configuration is. The start
+# saves nothing, and is often the study's most expensive configuration.
+_MAY = 1 / 20
 
 # Widest interval of the saving, as a share of the start's emissions, that needs no further run of
 # the start, which is often the study's most expensive configuration.
@@ -38,6 +44,8 @@ class Repeat(Frozen):
 class ConfirmationProgress(Frozen):
     trials: tuple[int, ...]  # the search's trials whose configurations were chosen so far
     next: Repeat | None  # None: nothing is left to run
+    # whether a new configuration should rather be tried, since the next repeat promises little
+    rather_new: bool
     not_recorded: tuple[Repeat, ...]  # repeats that are due, but that a replay's table lacks
 
 
@@ -48,12 +56,11 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     """
     confirm, target = data.config.confirm, data.config.target.at()
     assert confirm is not None
-    evidence = Evidence.of(data, target)
+    evidence, rather_new = Evidence.of(data, target), False
     baseline = next(
         (config for config in evidence.configurations if config.trial == START_TRIAL), None
     )
-    not_counted = {None, START_TRIAL} if confirm.baseline and baseline else {None}
-    spent = sum(record.repeat_of not in not_counted for record in _not_cut_off(data.records))
+    spent = _spent(data)
     chosen: list[Configuration] = []
     not_recorded: list[Repeat] = []
     due: Repeat | None = None
@@ -72,8 +79,13 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
         return None
 
     if spent < confirm.most_search_repeats:
-        while due is None and (following := _following(evidence, chosen, target, confirm.seeds)):
+        start = baseline if data.config.search.start else None
+        while due is None and (
+            following := _following(evidence, chosen, start, target, confirm.seeds)
+        ):
             due = repeated(following)
+            promises = following is not start and evidence.chance(following) >= _MAY_WELL
+            rather_new = due is not None and not promises and _may_try_new(data, evidence, start)
     had_repeats = {record.repeat_of for record in data.records}
     trials = {config.trial for config in chosen} | {
         number for number in had_repeats if number is not None
@@ -83,8 +95,49 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
         if not _is_precise(evidence, baseline):
             due = repeated(baseline)
     return ConfirmationProgress(
-        trials=tuple(sorted(trials)), next=due, not_recorded=tuple(not_recorded)
+        trials=tuple(sorted(trials)),
+        next=due,
+        rather_new=rather_new,
+        not_recorded=tuple(not_recorded),
     )
+
+
+def _may_try_new(data: StudyData, evidence: Evidence, start: Configuration | None) -> bool:
+    """Return whether a new configuration may be tried in place of a repeat.
+
+    Only the search that learns from other seeds proposes one that can be confirmed better than
+    those that have run. It needs a run for the configuration and one more to repeat it.
+    """
+    confirm = data.config.confirm
+    assert confirm is not None
+    return (
+        _learns(data.config)
+        and _cheapest_confirmed(evidence) in (None, start)
+        and _spent(data) + 2 <= confirm.most_search_repeats
+    )
+
+
+def _learns(config: StudyConfig) -> bool:
+    """Return whether the search proposes by what repeats with other seeds have reached."""
+    return config.search.sampler == "carbon" and config.search.goal == "recommend"
+
+
+def _spent(data: StudyData) -> int:
+    """Count the confirmation's runs so far: repeats, and configurations tried in their place.
+
+    Repeats of the start that confirm.baseline adds don't count.
+    """
+    confirm = data.config.confirm
+    adds_start = confirm is not None and confirm.baseline
+    not_counted = {None, START_TRIAL} if adds_start else {None}
+    repeats = sum(record.repeat_of not in not_counted for record in _not_cut_off(data.records))
+    return repeats + _added_trials(data)
+
+
+def _added_trials(data: StudyData) -> int:
+    """Count the configurations that were tried in place of repeats."""
+    searched = sum(record.repeat_of is None for record in _not_cut_off(data.records))
+    return 0 if data.config.budget.trials is None else max(0, searched - data.config.budget.trials)
 
 
 def outcome(data: StudyData, available: Available) -> str:
@@ -101,6 +154,8 @@ def outcome(data: StudyData, available: Available) -> str:
         parts.append(f"{who} ran with {seeds} seed{'s' if seeds > 1 else ''}")
     if not any(map(evidence.confirmed, chosen)):
         parts.append("none of them was confirmed")
+    if added := _added_trials(data):
+        parts.append(f"{count_text(added, 'more trial')} took the place of repeats")
     if progress.not_recorded:
         listed = ", ".join(
             f"{repeat.seed} of trial {repeat.trial}" for repeat in progress.not_recorded
@@ -134,12 +189,17 @@ def _is_refuted(config: Configuration, target: Target) -> bool:
 
 
 def _following(
-    evidence: Evidence, but: Collection[Configuration], target: Target, seeds: int
+    evidence: Evidence,
+    but: Collection[Configuration],
+    start: Configuration | None,
+    target: Target,
+    seeds: int,
 ) -> Configuration | None:
     """Return the configuration that the next run belongs to; None if none is left.
 
     Args:
         but: configurations that are left out.
+        start: the start configuration, if it completed.
     """
     tried = evidence.configurations
     winner = _cheapest_confirmed(evidence)
@@ -147,19 +207,20 @@ def _following(
     may_hold = [
         config for config in unfinished if evidence.standing(config) is not Standing.REJECTED
     ]
-    cheaper = [
-        config for config in may_hold if winner is None or config.mean_rank < winner.mean_rank
-    ]
+    if winner is None:
+        rivals = [
+            config for config in may_hold if start is None or config.mean_rank < start.mean_rank
+        ]
+        promising = _most_promising(rivals, evidence, _MAY)
+        if promising is None and start in may_hold:
+            return start
+        return promising or _most_promising(may_hold, evidence, 0.0)
+    cheaper = [config for config in may_hold if config.mean_rank < winner.mean_rank]
     likely = [config for config in cheaper if evidence.chance(config) >= _MAY_WELL]
     if likely:
         return min(likely, key=lambda config: config.mean_rank)
-    if winner is None:
-        return max(
-            cheaper,
-            key=lambda config: (evidence.chance(config), -config.rank[0], -config.trial),
-            default=None,
-        )
-    if winner in may_hold:
+    # The start is the winner, where cheaper ones were not confirmed: its runs come after theirs.
+    if winner in may_hold and not (winner is start and cheaper):
         return winner
     winner_kg = winner.emissions_kg_co2e
     near = [
@@ -167,8 +228,27 @@ def _following(
     ]
     may_hold += [config for config in near if _nearly_meets(config, evidence, target)]
     return min(
-        may_hold,
+        (config for config in may_hold if config is not winner),
         key=lambda config: (abs(config.emissions_kg_co2e - winner_kg), config.mean_rank),
+        default=winner if winner in may_hold else None,
+    )
+
+
+def _most_promising(
+    tried: Sequence[Configuration], evidence: Evidence, least: float
+) -> Configuration | None:
+    """Return the cheapest configuration that may well be confirmed, else the likeliest one.
+
+    Args:
+        least: The least chance of the likeliest one; None is returned where all have less.
+    """
+    chances = {config.trial: evidence.chance(config) for config in tried}
+    likely = [config for config in tried if chances[config.trial] >= _MAY_WELL]
+    if likely:
+        return min(likely, key=lambda config: config.mean_rank)
+    return max(
+        (config for config in tried if chances[config.trial] >= least),
+        key=lambda config: (chances[config.trial], -config.rank[0], -config.trial),
         default=None,
     )
 

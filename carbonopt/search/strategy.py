@@ -1,7 +1,7 @@
 """The search strategy of a study: the choice of trials, when to stop one, and when to end."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from carbonopt.analysis.gpu_memory import EstimatedNeeds
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import count_text, energy_text
-from carbonopt.core.trial import Forecast, Kernels, StopReason, TrialRecord
+from carbonopt.core.trial import START_TRIAL, Forecast, Kernels, StopReason, TrialRecord
 from carbonopt.search.candidates import Values, draw, movable
 from carbonopt.search.inner_samplers import (
     GivenValuesSampler,
@@ -234,16 +234,32 @@ class TrialPlan:
     def _next_trial(self) -> NextTrial:
         planner, movable = self.strategy.planner, self.strategy.movable
         others = [trial for trial in self.trials if trial.number != self.number]
-        records = (trial.user_attrs["record"] for trial in others if "record" in trial.user_attrs)
-        missed = refuted(map(TrialRecord.from_json, records), self.strategy.config)
+        stored = (trial.user_attrs["record"] for trial in others if "record" in trial.user_attrs)
+        records = tuple(map(TrialRecord.from_json, stored))
+        missed = refuted(records, self.strategy.config)
+        if few_left := self._takes_place_of_repeat(records):
+            # What is dearer than a lucky run can be the answer: the start alone is to be beaten.
+            start = {START_TRIAL} if self.strategy.config.search.start else set[int]()
+            missed |= frozenset(record.trial for record in records) - start
         probes = [
             observation for record in self.probes if (observation := of_probe(record)) is not None
         ]
         if self.strategy.proposes:
-            return planner.plan(others, movable, self.number, missed, probes, self._probing)
+            probing = self._probing
+            return planner.plan(
+                others, movable, self.number, missed, probes, probing, few_left=few_left
+            )
         knowledge = planner.knowledge(others, movable, probes)
         meeting = frozenset(trial.number for trial in planner.meeting(knowledge, missed))
         return NextTrial(None, None, knowledge, None, Left(untried=0, is_all=False), meeting)
+
+    def _takes_place_of_repeat(self, records: Iterable[TrialRecord]) -> bool:
+        """Return whether the trial is begun for the confirmation, which has few runs."""
+        config = self.strategy.config
+        if config.confirm is None or config.budget.trials is None:
+            return False
+        searched = sum(record.has_finished and record.repeat_of is None for record in records)
+        return searched >= config.budget.trials
 
     @property
     def _probing(self) -> Probing | None:

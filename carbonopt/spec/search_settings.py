@@ -62,7 +62,8 @@ class Budget(Settings):
     """The limits of a study, which ends when the first of them is reached."""
 
     trials: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Trials of the search; repeats of `confirm` are added to them."""
+    """Trials of the search. The runs of `confirm` are added to them: repeats and, where these
+    promise little, new configurations."""
 
     hours: float | None = Field(default=None, gt=0, le=1_000_000)
     """Time in which at least one worker runs, over all calls of `carbonopt run`."""

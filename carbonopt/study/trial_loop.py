@@ -33,7 +33,7 @@ from carbonopt.storage.workers import Lease
 from carbonopt.study.account import SessionAccount, StudyBudget, all_trials_run
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
 from carbonopt.study.input_files import check_unchanged, input_files
-from carbonopt.study.repeats import next_repeat, with_confirmation
+from carbonopt.study.repeats import next_repeat, rather_new, with_confirmation
 from carbonopt.study.resume import may_write
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
@@ -214,7 +214,8 @@ class TrialLoop:
         """
         storage, plan = self.storage, self._plan(seen)
         budget_used = self._budget_used(seen)
-        if ended := budget_used or always_the_same_failure(seen.data) or plan.why_ended:
+        ended = budget_used or always_the_same_failure(seen.data) or plan.why_ended
+        if ended and not self._tries_another(seen.data, plan):
             if not self._queue_repeat(seen.data):
                 if any(
                     run.state is TrialState.RUNNING
@@ -230,7 +231,7 @@ class TrialLoop:
                 return None
             seen = storage.snapshot(self.lease.living)  # now has the repeat
             plan = self._plan(seen)
-        elif not self._may_begin(seen):
+        elif not ended and not self._may_begin(seen):
             return self._wait
         if (start := self._plan_start(seen.data)) is not None:
             return partial(self._await_start, start)
@@ -375,6 +376,15 @@ class TrialLoop:
         """Return which part of the budget is used up, in words; None: there is some left."""
         return all_trials_run(self.config.budget.trials, seen) or self.budget.limit_reached(
             seen.data.spent_kwh()
+        )
+
+    def _tries_another(self, data: StudyData, plan: "TrialPlan") -> bool:
+        """Return whether a trial beyond those of the budget is begun for the confirmation."""
+        return (
+            self.budget.limit_reached(data.spent_kwh()) is None
+            and always_the_same_failure(data) is None
+            and rather_new(data, self.engine)
+            and plan.why_ended is None
         )
 
     def _queue_repeat(self, data: StudyData) -> bool:

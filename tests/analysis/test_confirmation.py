@@ -501,3 +501,84 @@ def test_a_refuted_winner_does_not_end_the_search(tmp_path: Path) -> None:
     ]
     assert rec.rejected[0].value == pytest.approx((9.9 * 10.2) ** (1 / 2))
     assert numbers_of(data, "rejected") == {"trials": [0]}
+
+
+class Searched(Replayed):
+    """A study whose search ends after four of eight numbers of epochs, the start's 8 among them.
+
+    The perplexity falls by 2 % an epoch. On average over seeds, it meets the target from 4 epochs
+    on, but with the search's seed 0 from 3 on.
+    """
+
+    SEEDS = (0.98, 1.007, 1.001, 1.003, 1.005, 1.004)
+
+    def __init__(self, folder: Path) -> None:
+        recorded = []
+        for epochs in range(1, 9):
+            mean = 9.95 * 0.98 ** (epochs - 4)
+            values = {f"s{seed}": mean * factor for seed, factor in enumerate(self.SEEDS)}
+            for row in rows(16, 100.0 * epochs, **values):
+                recorded.append({**row, "params": {**row["params"], "epochs": epochs}})
+        super().__init__(folder, recorded)
+        search = self.study["search"]
+        search["space"]["epochs"] = {"choices": list(range(1, 9))}
+        start = {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 8}
+        search |= {"sampler": "carbon", "start": start}
+        self.study["budget"] = {"trials": 4}
+        self.study["confirm"] = {"seeds": 6, "runners_up": 1}
+
+
+def searched(data: StudyData) -> list[float]:
+    """The epochs of the trials that are no repeats, in the order that they ran in."""
+    return [record.params.epochs for record in data.records if record.repeat_of is None]
+
+
+def test_new_configurations_take_the_place_of_repeats_that_promise_little(tmp_path: Path) -> None:
+    data = Searched(tmp_path).run()
+    assert set(searched(data)[:4]) == {8, 1, 2, 3}
+    added = searched(data)[4:]
+    assert added
+    assert set(added) <= {4, 5, 6, 7}
+    answer = recommend(data)
+    assert answer.confidence is not None
+    assert answer.confidence.confirmed
+    assert answer.params is not None
+    assert answer.params.epochs in added
+    assert len(data.records) <= 4 + 10
+    assert not any(record.repeat_of == 0 for record in data.records)
+
+
+@pytest.mark.parametrize("without", ["sampler", "budget", "runs"])
+def test_no_new_configuration_is_tried(without: str, tmp_path: Path) -> None:
+    study = Searched(tmp_path)
+    if without == "sampler":  # no other one learns from repeats
+        study.study["search"]["sampler"] = "random"
+    elif without == "budget":
+        study.study["budget"]["energy_kwh"] = 4.5e-4
+    else:  # one to repeat the lucky run is all there is
+        study.study["confirm"] = {"seeds": 2, "runners_up": 0}
+    assert len(searched(study.run())) <= 4
+
+
+@pytest.mark.slow
+def test_interrupted_while_it_tries_new_ones_it_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    whole, study, stops = Searched(tmp_path / "whole").run(), Searched(tmp_path / "stopped"), 0
+    while True:
+        asked = 0
+
+        def interrupted() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > 40
+
+        try:
+            data = study.run(interrupted)
+            break
+        except StudyInterrupted:
+            stops += 1
+            assert stops < 50
+    assert stops > 2
+    assert searched(data) == searched(whole)
+    assert [(run.repeat_of, run.seed) for run in data.records] == [
+        (run.repeat_of, run.seed) for run in whole.records
+    ]
