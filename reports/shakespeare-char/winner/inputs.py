@@ -1,8 +1,9 @@
-"""Looks for the files that the training reads, and checks that they are those that were recorded. Needs only Python.
+"""Find the files that the training reads, and check that they are the recorded ones.
 
     python3 inputs.py [--data FOLDER]
 
-inputs.json names them, with size and sha256. Each has to lie in data/ beside this file, or in FOLDER.
+inputs.json names them, with size and sha256. Each has to lie in data/ beside this file, or in
+FOLDER. This program needs only Python.
 """
 
 import argparse
@@ -19,9 +20,15 @@ DATA = "data"
 
 
 def places(contents: bool = True) -> dict[str, str]:
-    """Where each input lies, by the name that workload.yaml has for it. `contents`: sha256 too, not only the size.
-    Raises SystemExit with a sentence for each that is missing or is another one."""
-    # Whoever calls this by itself, too, has run.sh beside it, which is what all sentences speak of.
+    """Return where each input lies, by its name in workload.yaml.
+
+    Args:
+        contents: whether to check the sha256, too, and not only the size.
+
+    Raises:
+        SystemExit: with a sentence for each input that is missing or differs from the recorded one.
+    """
+    # All messages name run.sh, which is there even if this program is called by itself.
     purpose = "Trains the recommended configuration once more."
     parser = argparse.ArgumentParser("./run.sh", description=purpose, allow_abbrev=False)
     parser.add_argument(
@@ -31,9 +38,8 @@ def places(contents: bool = True) -> dict[str, str]:
     if given == "":
         raise SystemExit("--data: the name of the folder is empty")
     folders = [HERE / DATA]
-    if (
-        given is not None
-    ):  # run.sh changes the folder, and says which one a relative path leads from
+    # run.sh changes the folder; CALLED_FROM is the one from which a relative path leads
+    if given is not None:
         folders.insert(0, Path(os.environ.get("CALLED_FROM", "."), given).absolute())
     searched = (
         f"not in {folders[0]}"
@@ -46,7 +52,10 @@ def places(contents: bool = True) -> dict[str, str]:
         shown = below if below.isprintable() else ascii(below)
         place = next((folder / below for folder in folders if (folder / below).exists()), None)
         if place is None:
-            remedy = f"put it at {HERE / DATA / shown}, or say which folder it lies in: ./run.sh --data FOLDER"
+            remedy = (
+                f"put it at {HERE / DATA / shown}, or say which folder it lies in: ./run.sh --data"
+                " FOLDER"
+            )
             complaints.append(
                 f"{shown} ({described(files)}) is missing: it is {searched}; {remedy}"
             )
@@ -57,7 +66,10 @@ def places(contents: bool = True) -> dict[str, str]:
                 f"{shown} is taken as it is: {LIST} has no size and no sha256 of it",
                 file=sys.stderr,
             )
-        remedy = f"put the right one there, or give {name!r} an empty list in {HERE / LIST} to train with what is there"
+        remedy = (
+            f"put the right one there, or give {name!r} an empty list in {HERE / LIST} to train"
+            " with what is there"
+        )
         wrong = (_complaint(place / file["path"], file, contents) for file in files)
         complaints += [f"{complaint}; {remedy}" for complaint in wrong if complaint]
     if complaints and given is not None and not folders[0].is_dir():
@@ -83,7 +95,12 @@ def _listed() -> dict[str, list[dict[str, Any]]]:
 
 
 def sha256_of(path: Path, pieces: int = 0) -> str:
-    """Of the whole file or, with `pieces`, of so many pieces of 1 MiB, evenly spread, as study/inputs.py noted it."""
+    """Return the sha256 of a file.
+
+    Args:
+        pieces: if not 0, take only so many pieces of 1 MiB, evenly spread, as
+            study/input_files.py noted it.
+    """
     digest = hashlib.sha256()
     size, piece = path.stat().st_size, 2**20
     spread = ((size - piece) * step // (pieces - 1) for step in range(pieces))
@@ -95,12 +112,15 @@ def sha256_of(path: Path, pieces: int = 0) -> str:
 
 
 def described(files: list[dict[str, Any]]) -> str:
-    """The files of one input in words."""
+    """Return a description of the files of one input."""
     if not files:
         return "size and sha256 not recorded"
     size = f"{sum(file['bytes'] for file in files):,} bytes"
     if files[0]["path"]:
-        return f"a folder of {len(files)} file{'s' * (len(files) > 1)}, {size}; the sha256 of each is in {LIST}"
+        return (
+            f"a folder of {len(files)} file{'s' * (len(files) > 1)}, {size}; the sha256 of each is"
+            f" in {LIST}"
+        )
     return f"{size}, sha256 {files[0]['sha256'] or 'not recorded'}"
 
 
@@ -108,7 +128,10 @@ def _complaint(path: Path, recorded: dict[str, Any], contents: bool) -> str | No
     if not path.is_file():
         return f"{path} ({described([{**recorded, 'path': ''}])}) is missing"
     if (size := path.stat().st_size) != recorded["bytes"]:
-        return f"{path} is not the recorded file: it must have {recorded['bytes']:,} bytes, but has {size:,}"
+        return (
+            f"{path} is not the recorded file: it must have {recorded['bytes']:,} bytes, but has"
+            f" {size:,}"
+        )
     try:
         sha256 = (
             sha256_of(path, recorded.get("pieces", 0)) if contents and recorded["sha256"] else None
@@ -116,7 +139,10 @@ def _complaint(path: Path, recorded: dict[str, Any], contents: bool) -> str | No
     except OSError as error:
         return f"{path} can't be read: {error.strerror}"
     if sha256 not in (None, recorded["sha256"]):
-        return f"{path} is not the recorded file: its sha256 must be {recorded['sha256']}, but is {sha256}"
+        return (
+            f"{path} is not the recorded file: its sha256 must be {recorded['sha256']}, but is"
+            f" {sha256}"
+        )
     return None
 
 

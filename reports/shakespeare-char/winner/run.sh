@@ -50,4 +50,10 @@ if [ -n "${TORCH_CUDA_ARCH_LIST-}" ]; then  # DeepSpeed takes what follows the d
 fi
 threads=$(($(nproc) / ranks))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
-exec accelerate launch --config_file accelerate.yaml train.py "$@"
+machines=''
+if [ "${NNODES:-1}" -gt 1 ]; then  # typed on each of so many machines, with variables that torchrun has, too
+    machines="--num_machines $NNODES --machine_rank $NODE_RANK --main_process_ip $MASTER_ADDR"
+    machines="$machines --main_process_port ${MASTER_PORT:-29500} --same_network --deepspeed_multinode_launcher standard"
+fi
+# shellcheck disable=SC2086  # words, which have no spaces in them
+exec accelerate launch --config_file accelerate.yaml $machines train.py "$@"
