@@ -70,3 +70,11 @@ def test_a_model_without_a_layer_that_gains_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"large enough to gain from {scaling} float8"):
         train_in_float8(llama(**changes), scaling)
+
+
+def test_a_model_of_other_layers_than_torchs_is_refused_as_that() -> None:
+    config = AutoConfig.for_model("gpt2", n_embd=4096, n_layer=1, n_head=4, vocab_size=64)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match=r"no torch\.nn\.Linear"):
+        train_in_float8(model, "tensorwise")

@@ -52,11 +52,14 @@ def train_in_float8(model: PreTrainedModel, scaling: str) -> None:
 
     gains: Callable[[torch.nn.Module, str], bool] = _auto_filter_for_recipe(scaling, [])
     config, outer = Float8LinearConfig.from_recipe_name(scaling), model.get_output_embeddings()
-    layers = {
+    linear = {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) is torch.nn.Linear and layer is not outer and gains(layer, name)
+        if type(layer) is torch.nn.Linear and layer is not outer
     }
+    if not linear:  # as in GPT-2, whose layers are transformers' Conv1D
+        raise ValueError("it has no torch.nn.Linear beside the output layer")
+    layers = {name: layer for name, layer in linear.items() if gains(layer, name)}
     if not layers:
         raise ValueError(f"none of its linear layers is large enough to gain from {scaling} float8")
     for name, layer in layers.items():
