@@ -148,7 +148,8 @@ class _Interview:
             parts["reward"] = self._ask("--reward", question, None, answers.find_reward)
         target = answers.proposed_target(task, parts.get("data"), parts.get("model"))
         read_target = partial(answers.parse_target, task=task)
-        parts["target"] = self._ask("--target", "4/6 Target", target, read_target)
+        question = "4/6 Target (what is proposed is a guess; the first trials show what is reached)"
+        parts["target"] = self._ask("--target", question, target, read_target)
         return NewStudy(name=name, task=task, **parts, **self._where_and_how_long())
 
     def _where_and_how_long(self) -> dict[str, Any]:
