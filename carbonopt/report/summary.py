@@ -205,7 +205,8 @@ def short_params(params: TrialParams, varied: Collection[str] = ()) -> str:
     parts = [] if batch is None else [f"batch {fmt.value_text(batch)}"]
     if rate is not None:
         mantissa, _, exponent = f"{rate:.1e}".partition("e")
-        parts.append(f"lr {mantissa.removesuffix('.0')}e{int(exponent)}")
+        power = f"e{int(exponent)}"
+        parts.append(f"lr {mantissa.removesuffix('.0')}{'' if power == 'e0' else power}")
     if epochs is not None:
         parts.append(f"{fmt.value_text(epochs)} epoch{'' if epochs == 1 else 's'}")
     parts += [] if stage is None else [f"ZeRO {stage}"]

@@ -287,6 +287,13 @@ def test_a_searched_optimizer_is_named_with_what_decides_most():
     assert short_params(trial(0).params) == "batch 16, lr 1e-3, 2 epochs, ZeRO 1"
 
 
+@pytest.mark.parametrize(
+    ("rate", "said"), [(1.5, "1.5"), (1.0, "1"), (0.03, "3e-2"), (12.0, "1.2e1")]
+)
+def test_a_rate_of_one_to_ten_has_no_power(rate: float, said: str) -> None:
+    assert f", lr {said}, " in short_params(trial(0, params={"learning_rate": rate}).params)
+
+
 def test_every_dimension_that_the_study_varies_is_named() -> None:
     decayed = trial(0, params={"weight_decay": 0.1}).params
     varied = ("weight_decay", "learning_rate")
