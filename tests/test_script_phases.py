@@ -11,11 +11,13 @@ from small_studies import study, trial
 from test_script import watched
 
 from carbonopt.core.trial import Node, Phase, Stage, TrialRecord, TrialState
+from carbonopt.energy.meter_reading import Reading
 from carbonopt.energy.node_meters import NodeMeters
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.report.sections.trial_conduct_section import caveats
 from carbonopt.report.study_view import StudyView
 from carbonopt.search.cap import may_stop_early
+from carbonopt.study.phases import SHORTEST_S, TrialPhases
 
 BEGIN = "import time\nimport carbonopt.script as carbon\nwait = time.sleep\n"
 NODE = Node(name="here", devices=("cpu",))
@@ -430,3 +432,29 @@ def test_all_of_a_script_without_lines_is_in_the_stage_of_its_steps(
     assert set(record.stages) == {Stage.STEPS} and record.duration_s.train >= 0.5
     assert record.stages[Stage.STEPS].duration_s == pytest.approx(record.duration_s.train, abs=0.05)
     assert record.stages[Stage.STEPS].energy_kwh == pytest.approx(record.energy_kwh.train)
+
+
+def test_a_reading_that_falls_leaves_every_stage_with_no_less_than_nothing() -> None:
+    """On a busy machine a window's later reading may charge the trial less than an earlier one."""
+    meter = ReplayMeter()
+    phases = TrialPhases(meter)
+    for stage, kwh in ((Stage.DATA, 5e-6), (Stage.MODEL, -1e-6), (Stage.ENGINE, 3e-6)):
+        meter.advance(Phase.SETUP, kwh, 0.5)
+        time.sleep(1.2 * SHORTEST_S)
+        phases.begin(stage)
+    energies = [cost["energy_kwh"] for cost in phases.stages.values()]
+    assert min(energies) >= 0.0
+    assert sum(energies) == pytest.approx(7e-6)
+
+
+def test_no_part_of_a_phase_is_less_than_nothing() -> None:
+    before, after = (
+        Reading(cpu_kwh=3e-6, ram_kwh=2e-6, duration_s=1.0),
+        Reading(cpu_kwh=4e-6, ram_kwh=1e-6, duration_s=2.0),
+    )
+    part = after.part_since(before)
+    assert part.ram_kwh == 0.0
+    assert part.cpu_kwh == pytest.approx(1e-6)
+    rest = before.without(after)
+    assert rest.cpu_kwh == pytest.approx(-1e-6)
+    assert rest.at_least_nothing() == rest.model_copy(update={"cpu_kwh": 0.0, "duration_s": 0.0})

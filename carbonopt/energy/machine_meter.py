@@ -134,7 +134,7 @@ class MachineMeter(EnergyWindows):
         """Return a phase's reading up to the latest snapshot."""
         if phase not in self._open_phases():
             return self._closed[phase]
-        return self._closed[phase] + self._window()[phase]
+        return (self._closed[phase] + self._window()[phase]).at_least_nothing()
 
     def outer(self) -> Reading:
         if self._ended is not None:
@@ -207,7 +207,13 @@ class MachineMeter(EnergyWindows):
         self._latest = self._latest._replace(gpus_j=self._credited_j)
         for phase, part in self._window().items():
             differs = disagreement(part.gpu, part.duration_s) if phase is self._phase else None
-            self._closed[phase] += part.model_copy(update={"disagreement": differs})
+            total = self._closed[phase] + part.model_copy(update={"disagreement": differs})
+            self._closed[phase] = total.at_least_nothing()
+            # More of it was moved to another phase than it has in the end, because the window's
+            # later readings showed that other work kept the trial waiting.
+            if phase is not Phase.OTHER and total is not self._closed[phase]:
+                missing = self._closed[phase].part_since(total)
+                self._closed[Phase.OTHER] = self._closed[Phase.OTHER].without(missing)
         self._powers_w = self._window_powers_w()
         self._window_start, self._utilisations = self._latest, []
 

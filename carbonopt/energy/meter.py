@@ -79,5 +79,5 @@ class EnergyWindows:
         return {phase: self._closed.pop(phase, self._nothing) for phase in phases}
 
     def move(self, part: Reading, source: Phase, destination: Phase) -> None:
-        self._closed[source] += part.part_since(self._nothing, -1.0)
+        self._closed[source] = self._closed[source].without(part)
         self._closed[destination] += part

@@ -120,17 +120,38 @@ class Reading(Frozen):
         return Reading(**used, objective=self.objective)
 
     def part_since(self, earlier: "Reading", share: float = 1.0) -> "Reading":
-        """Return a share of the energy that one phase used between two readings, on every node."""
+        """Return a share of the energy that one phase used between two readings, on every node.
+
+        It is 0 where the later reading is lower, since it has shown that other work kept the trial
+        waiting.
+        """
         part: dict[str, Any] = {}
         for name in _MOVABLE:
             now, before = getattr(self, name), getattr(earlier, name)
-            part[name] = None if now is None else (now - (before or 0.0)) * share
+            part[name] = None if now is None else max(0.0, now - (before or 0.0)) * share
         nothing = Reading(objective=self.objective)
         nodes = {
             node: own.part_since(earlier.nodes.get(node, nothing), share)
             for node, own in self.nodes.items()
         }
         return Reading(**part, nodes=nodes, objective=self.objective)
+
+    def without(self, part: "Reading") -> "Reading":
+        """Return the reading without a part of it, on every node; it may fall below 0."""
+        rest: dict[str, Any] = {}
+        for name in _MOVABLE:
+            now, less = getattr(self, name), getattr(part, name)
+            rest[name] = None if now is None else now - (less or 0.0)
+        nodes = {
+            node: own.without(part.nodes[node]) if node in part.nodes else own
+            for node, own in self.nodes.items()
+        }
+        return self.model_copy(update={**rest, "nodes": nodes})
+
+    def at_least_nothing(self) -> "Reading":
+        """Return the reading with 0 in place of each energy below it."""
+        below = {name: 0.0 for name in _MOVABLE if (getattr(self, name) or 0.0) < 0.0}
+        return self.model_copy(update=below) if below else self
 
 
 OF_GPUS = ("gpu_kwh", "codecarbon_gpu_kwh", "idle_gpu_kwh", "gpu_variance_kwh2")

@@ -118,9 +118,11 @@ class TrialPhases:
         The stage before gets all the energy since it began, so that stages add up to the trial.
         """
         spent_kwh = math.fsum(reading.total_kwh for reading in spent)
-        self._close(at_s - self._closed_at_s, spent_kwh - self._closed_kwh)
+        self._close(at_s - self._closed_at_s, max(0.0, spent_kwh - self._closed_kwh))
         self._closed_at_s = at_s
-        self._closed_kwh = spent_kwh
+        # A later reading may be lower, where it shows that other work kept the trial waiting. Then
+        # the next stage gets less.
+        self._closed_kwh = max(spent_kwh, self._closed_kwh)
         if Stage.AFTER in (self.stage, stage):
             setup = self.meter.running(Phase.SETUP)
             if self.stage is Stage.AFTER:
@@ -221,8 +223,13 @@ class TrialPhases:
             self._closed_at_s += part.duration_s
             del self._readings[1:]
         else:
-            self._add(stage, -part.duration_s, -part.total_kwh)
-            self._closed_kwh -= part.total_kwh
+            # What the stage lacks is taken from the one that follows.
+            has = self.stages.get(stage, {"duration_s": 0.0, "energy_kwh": 0.0})
+            left_s = min(part.duration_s, has["duration_s"])
+            left_kwh = min(part.total_kwh, has["energy_kwh"])
+            self._add(stage, -left_s, -left_kwh)
+            self._closed_at_s += part.duration_s - left_s
+            self._closed_kwh -= left_kwh
 
     def claim(self, phase: Phase, stage: Stage) -> None:
         """Move earlier work to a stage that a script reports after the stage has begun.
