@@ -17,6 +17,7 @@ from carbonopt.core.format import count_text
 from carbonopt.core.quality import Target
 from carbonopt.core.trial import START_TRIAL, StopReason, TrialRecord
 from carbonopt.core.values import Frozen
+from carbonopt.spec.search_settings import Confirm
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 
@@ -27,6 +28,9 @@ _MAY_WELL = 1 / 3
 # Least chance of a configuration that is repeated before the start configuration is. The start
 # saves nothing, and is often the study's most expensive configuration.
 _MAY = 1 / 20
+
+# The most runs that are kept for the start, if no cheaper configuration is confirmed before.
+_KEPT_FOR_START = 2
 
 # Widest interval of the saving, as a share of the start's emissions, that needs no further run of
 # the start, which is often the study's most expensive configuration.
@@ -80,12 +84,18 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
 
     if spent < confirm.most_search_repeats:
         start = baseline if data.config.search.start else None
+        kept, winner = _kept_for_start(confirm, evidence, start), _cheapest_confirmed(evidence)
+        is_starts_turn = spent + kept >= confirm.most_search_repeats
         while due is None and (
-            following := _following(evidence, chosen, start, target, confirm.seeds)
+            following := (start if kept and is_starts_turn and start not in chosen else None)
+            or _following(evidence, chosen, start, target, confirm.seeds)
         ):
             due = repeated(following)
             promises = following is not start and evidence.chance(following) >= _MAY_WELL
-            rather_new = due is not None and not promises and _may_try_new(data, evidence, start)
+            # a new configuration takes a run, and another one to be repeated
+            has_runs = spent + kept + 2 <= confirm.most_search_repeats
+            if due is not None and not promises and has_runs:
+                rather_new = _learns(data.config) and winner in (None, start)
     had_repeats = {record.repeat_of for record in data.records}
     trials = {config.trial for config in chosen} | {
         number for number in had_repeats if number is not None
@@ -102,19 +112,19 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     )
 
 
-def _may_try_new(data: StudyData, evidence: Evidence, start: Configuration | None) -> bool:
-    """Return whether a new configuration may be tried in place of a repeat.
+def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration | None) -> int:
+    """Return how many of the last runs are the start's, while nothing else is confirmed.
 
-    Only the search that learns from other seeds proposes one that can be confirmed better than
-    those that have run. It needs a run for the configuration and one more to repeat it.
+    A start that holds is then confirmed at least. With confirm.baseline it has runs of its own.
     """
-    confirm = data.config.confirm
-    assert confirm is not None
-    return (
-        _learns(data.config)
-        and _cheapest_confirmed(evidence) in (None, start)
-        and _spent(data) + 2 <= confirm.most_search_repeats
+    if confirm.baseline or start is None or start.n >= confirm.seeds:
+        return 0
+    is_needed = (
+        _cheapest_confirmed(evidence) is None
+        and evidence.standing(start) is not Standing.REJECTED
+        and evidence.chance(start) >= _MAY_WELL
     )
+    return min(_KEPT_FOR_START, confirm.seeds - start.n) if is_needed else 0
 
 
 def _learns(config: StudyConfig) -> bool:
@@ -136,8 +146,7 @@ def _spent(data: StudyData) -> int:
 
 def _added_trials(data: StudyData) -> int:
     """Count the configurations that were tried in place of repeats."""
-    searched = sum(record.repeat_of is None for record in _not_cut_off(data.records))
-    return 0 if data.config.budget.trials is None else max(0, searched - data.config.budget.trials)
+    return sum(record.replaces_repeat for record in _not_cut_off(data.records))
 
 
 def outcome(data: StudyData, available: Available) -> str:

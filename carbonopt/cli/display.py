@@ -109,7 +109,7 @@ class LiveDisplay:
 
     def trial_started(self, spec: TrialSpec) -> None:
         self._name_what_is_fixed(spec.params)
-        self._confirming = spec.repeat_of is not None
+        self._confirming = spec.repeat_of is not None or spec.replaces_repeat
         self._begin(f"trial {spec.number}{_repeats(spec)}", spec)
         if spec.checkpoints is not None and spec.checkpoints.continue_from is not None:
             step = spec.checkpoints.continue_from

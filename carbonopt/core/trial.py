@@ -209,6 +209,8 @@ class TrialRecord(Frozen):
     seed: Whole
     # the trial whose configuration it repeats with another seed; None: a trial of the search
     repeat_of: Whole | None = None
+    # whether the confirmation tried it in place of a repeat, beyond budget.trials
+    replaces_repeat: bool = False
     params: TrialParams
     quality: QualityResult
     emissions_kg_co2e: Finite | None = None  # emissions of the training window, with PUE

@@ -50,7 +50,7 @@ SPENT_ON_A_STOP = 0.05
 
 # Further standard deviations of one run that a configuration has to spare where few runs are left
 # to confirm it. With 0, 12 of 16 made-up studies (benchmarks/search/confirmed.py) confirmed one
-# that is cheaper than the start; with 1, 15 did.
+# that is cheaper than the start; with 1, 15 did (no run was kept for the start).
 SPARE_OF_FEW = 1.0
 ROWS = 400  # learning curves that are drawn jointly; if there are more, the most promising ones
 _LEAST_CHANCE = 1e-9  # the smallest chance whose logarithm is taken

@@ -96,6 +96,7 @@ class TrialSpec(Frozen):
     seed: int
     params: TrialParams
     repeat_of: int | None = None  # the trial whose configuration it repeats with another seed
+    replaces_repeat: bool = False  # whether the confirmation tries it in place of a repeat
     workload: dict[str, Any]  # `Workload`, dumped
     prepared_dir: str  # the tokenized, memory-mapped data set and its tokenizer
     trial_dir: str  # for what the trial writes: log, DeepSpeed configuration, optionally its model

@@ -215,7 +215,8 @@ class TrialLoop:
         storage, plan = self.storage, self._plan(seen)
         budget_used = self._budget_used(seen)
         ended = budget_used or always_the_same_failure(seen.data) or plan.why_ended
-        if ended and not self._tries_another(seen.data, plan):
+        tries_another = bool(ended) and self._tries_another(seen.data, plan)
+        if ended and not tries_another:
             if not self._queue_repeat(seen.data):
                 if any(
                     run.state is TrialState.RUNNING
@@ -238,7 +239,8 @@ class TrialLoop:
         if plan.probe is not None:
             return self._begin_probe(plan.probe, PROBE_S, seen)
         storage.study.sampler = plan.sampler
-        return self._begin_trial(storage.study.ask(self.strategy.distributions), seen, plan)
+        asked = storage.study.ask(self.strategy.distributions)
+        return self._begin_trial(asked, seen, plan, replaces_repeat=tries_another)
 
     def _plan_start(self, data: StudyData) -> PlannedStart | None:
         """Plan the next trial's start, store the plan, and return it; None: it begins now.
@@ -318,11 +320,19 @@ class TrialLoop:
         return partial(self.runner.run_probe, spec, record, seen.data)
 
     def _begin_trial(
-        self, optuna_trial: optuna.Trial, seen: Snapshot, plan: "TrialPlan"
+        self,
+        optuna_trial: optuna.Trial,
+        seen: Snapshot,
+        plan: "TrialPlan",
+        *,
+        replaces_repeat: bool,
     ) -> Callable[[], None]:
         """Store that a trial begins, and return the function that runs it.
 
         It is called in this worker's turn.
+
+        Args:
+            replaces_repeat: Whether a new configuration is tried in place of a repeat.
         """
         config, number = self.config, optuna_trial.number
         params = self.checked.space.params(optuna_trial.params)
@@ -336,6 +346,11 @@ class TrialLoop:
             params,
             attempt=1 if earlier is None else earlier.attempt + 1,
             repeat_of=repeat_of,
+            replaces_repeat=(
+                replaces_repeat and repeat_of is None
+                if earlier is None
+                else earlier.replaces_repeat
+            ),
             saves_model=self.session.as_step is not None
             and self.session.as_step.hands_on > 0
             and repeat_of is not None,

@@ -81,7 +81,8 @@ def begun_record(
         earlier: The record of an attempt that was interrupted.
     """
     known: dict[str, Any] = {
-        name: getattr(spec, name) for name in ("attempt", "seed", "repeat_of", "params")
+        name: getattr(spec, name)
+        for name in ("attempt", "seed", "repeat_of", "replaces_repeat", "params")
     }
     known |= {"trial": spec.number, "quality": QualityResult.named(quality), "worker": worker}
     if earlier is not None:

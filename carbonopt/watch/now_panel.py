@@ -97,11 +97,13 @@ def _facts(state: WatchedState, best: TrialRecord | None) -> list[tuple[str, str
     elif data.ended is None:
         facts.append(("Time left", "not known before the first trial has ended"))
     budget = data.config.budget.trials
-    searched = sum(record.repeat_of is None for record in data.records)
+    repeats = sum(record.repeat_of is not None for record in data.records)
+    added = sum(record.replaces_repeat for record in data.records)
     of_budget = "" if budget is None else f" of {budget}"
-    repeats = len(data.records) - searched
+    instead = f", {added} in place of repeats" if added else ""
     again = f", {fmt.count_text(repeats, 'repeat')}" if repeats else ""
-    facts.append(("Trials begun", f"{searched}{of_budget}{again}"))
+    searched = len(data.records) - repeats - added
+    facts.append(("Trials begun", f"{searched}{of_budget}{instead}{again}"))
     if (plan := data.planned_start) is not None and data.ended is None:
         at = clock_text(datetime.fromisoformat(plan.at))
         facts.append(("Next start", f"{at}{plan.effect}"))

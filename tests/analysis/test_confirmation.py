@@ -582,3 +582,25 @@ def test_interrupted_while_it_tries_new_ones_it_goes_on_as_if_never_stopped(tmp_
     assert [(run.repeat_of, run.seed) for run in data.records] == [
         (run.repeat_of, run.seed) for run in whole.records
     ]
+
+
+def test_a_budget_below_the_trials_that_ran_takes_no_repeat_away(tmp_path: Path) -> None:
+    study = Replayed(tmp_path, *CLEAR[:3])
+    confirm = study.study.pop("confirm")
+    study.run()
+    study.study |= {"confirm": confirm, "budget": {"trials": 1}}
+    assert repeats(study.run()) == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1), (64, 2)]
+
+
+@pytest.mark.parametrize("seeds", [3, 4])
+def test_a_start_that_holds_is_confirmed_where_few_runs_find_nothing_cheaper(
+    seeds: int, tmp_path: Path
+) -> None:
+    study = Searched(tmp_path)
+    study.study["budget"] = {"trials": 3}
+    study.study["confirm"] = {"seeds": seeds, "runners_up": 1}
+    data = study.run()
+    answer = recommend(data)
+    assert answer.confidence is not None
+    assert answer.confidence.confirmed
+    assert len(data.records) <= 3 + 2 * (seeds - 1)
