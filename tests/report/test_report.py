@@ -425,30 +425,6 @@ def test_an_optimizer_step_that_is_not_deepspeeds_is_said_to_be_none(
     ) is said
 
 
-@pytest.mark.parametrize(
-    ("changes", "parameters", "said"),
-    [
-        ({"world_size": 2, "zero_stage": 1}, 49_000_000, True),
-        ({"world_size": 2, "zero_stage": 1}, 50_000_000, False),
-        ({"world_size": 2, "zero_stage": 3}, 2_000_000, False),
-        ({"world_size": 1, "zero_stage": 1}, 2_000_000, False),
-    ],
-)
-def test_a_small_model_on_several_gpus_under_zero_1_is_said(changes, parameters, said):
-    prepared = Prepared(
-        fingerprint="f",
-        train_examples=1,
-        eval_examples=1,
-        train_tokens=None,
-        eval_tokens=None,
-        vocab_size=None,
-        model_parameters=parameters,
-        versions={},
-    )
-    data = study(trial(0, params=changes)).model_copy(update={"prepared": prepared})
-    assert ("small_on_several_gpus" in caveats_of(data)) is said
-
-
 @pytest.mark.slow
 def test_same_data_same_bytes_and_a_new_report_replaces_the_old(tmp_path):
     data = study(trial(0), trial(1, 2e-3, 4.0))

@@ -12,9 +12,6 @@ from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
 
-# Models from this size on agreed under ZeRO 1 and 3; a bucket of DeepSpeed's reduction holds as
-# many gradients.
-_SMALL_PARAMETERS = 50_000_000
 _MOST_FILES = 3  # files that a caveat names; the others are counted
 
 
@@ -47,8 +44,6 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     ranks = max((record.params.world_size for record in study.data.records), default=1)
     if ranks > 1 and counts_whole_processes(study.data):
         yield study.caveat("ranks_unseen", ranks=ranks)
-    if small := _small_on_several_gpus(study.data):
-        yield study.caveat("small_on_several_gpus", trials=small)
     still = [record for record in study.data.records if record.standstill_s]
     if still:
         seconds = sum(record.standstill_s or 0.0 for record in still)
@@ -92,24 +87,6 @@ def _scale_caveats(study: StudyView) -> Iterator[Caveat]:
             lowest=f"{min(values):.4g}",
             highest=f"{max(values):.4g}",
         )
-
-
-def _small_on_several_gpus(data: StudyData) -> list[int]:
-    """Return the trials of a small model under ZeRO 1 on several GPUs; see reports/real-sizes.md.
-
-    Two ranks of such a model trained worse than under ZeRO 3, which is not explained.
-    """
-    parameters = data.prepared.model_parameters if data.prepared else None
-    if parameters is None or parameters >= _SMALL_PARAMETERS:
-        return []
-    return [
-        record.trial
-        for record in data.records
-        if record.params.world_size > 1
-        and record.params.zero_stage == 1
-        and record.energy_kwh is not None
-        and record.energy_kwh.train_gpu is not None
-    ]
 
 
 def _files_of_both(data: StudyData) -> list[str]:
