@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from carbonopt.core.errors import shortened
 
 _NAMED = 40  # the most names that an error lists
-_UNSHOWN = "track"  # the part of a study file whose addresses may hold a password
+_UNSHOWN = ("track", "notify")  # parts of a study file whose addresses may hold a password
 
 
 def hint(unknown: str, known: Sequence[str]) -> str:
@@ -57,7 +57,7 @@ def first_refusal(
     # A misspelt required key has two errors, missing and unknown; only the latter helps the user.
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     loc = [part for part in first["loc"] if part not in unnamed]
-    sentence = _sentence_without_value if loc[:1] == [_UNSHOWN] else _sentence
+    sentence = _sentence_without_value if loc[:1] and loc[0] in _UNSHOWN else _sentence
     return Refusal(sentence(first, loc, known), tuple(loc))
 
 

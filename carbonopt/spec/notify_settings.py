@@ -1,10 +1,23 @@
 """The messages about a study that its user is sent."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import BeforeValidator
+
+from carbonopt.core.errors import as_servers_read
 from carbonopt.spec.base_settings import Name, Settings
 
 NotifyEvent = Literal["finished", "failed", "target_met", "stalled", "budget", "waiting"]
+
+
+def _no_address(path: object) -> object:
+    """Return the path of a file as it is; refuse an address, which may hold a password."""
+    if isinstance(path, str) and "://" in as_servers_read(path):
+        raise ValueError(
+            "must be the path of a file, because reports print the study file; put the address into"
+            " the file, or into the variable CARBONOPT_NOTIFY"
+        )
+    return path
 
 
 class Notify(Settings):
@@ -19,7 +32,7 @@ class Notify(Settings):
     attach: bool = True
     """Attaches the picture of the Pareto front to `finished`."""
 
-    config: Name | None = None
+    config: Annotated[Name | None, BeforeValidator(_no_address)] = None
     """A file of addresses, one a line, that nobody but its owner may read (mode 600). Without it
     they are in the variable `CARBONOPT_NOTIFY`, separated by spaces."""
 

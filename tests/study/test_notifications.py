@@ -29,6 +29,7 @@ from carbonopt.study.notifications import (
     addresses,
     deliver,
 )
+from carbonopt.study.study_file import parse_study
 
 SECRET = "hunter2"
 
@@ -154,6 +155,27 @@ def test_addresses_are_checked_and_never_shown(
         addresses(Notify(config=str(file)))
     file.chmod(0o600)
     assert len(addresses(Notify(config=str(file)))) == 2
+
+
+@pytest.mark.parametrize(
+    "notify",
+    [
+        f"json://u:{SECRET}@host",
+        [f"mailtos://user:{SECRET}@host"],
+        {f"json://u:{SECRET}@host": 1},
+        {"on": [f"json://u:{SECRET}@host"]},
+        {"config": f"json://u:{SECRET}@host"},
+        {"config": [f"json://u:{SECRET}@host"]},
+        {"attach": f"json://u:{SECRET}@host"},
+    ],
+)
+def test_addresses_in_the_study_file_are_refused_and_never_shown(
+    notify: Any, replay_study: dict[str, Any]
+) -> None:
+    with pytest.raises(BadInput) as error:
+        parse_study({**replay_study, "notify": notify}, "test")
+    assert SECRET not in str(error.value)
+    assert "notify" in str(error.value)
 
 
 @pytest.mark.parametrize(
