@@ -163,6 +163,9 @@ def outcome(data: StudyData, available: Available) -> str:
         parts.append(f"{who} ran with {seeds} seed{'s' if seeds > 1 else ''}")
     if not any(map(evidence.confirmed, chosen)):
         parts.append("none of them was confirmed")
+    confirm = data.config.confirm
+    if confirm is not None and _spent(data) >= confirm.most_search_repeats:
+        parts.append(f"the {confirm.most_search_repeats} runs of the confirmation are used up")
     if added := _added_trials(data):
         parts.append(f"{count_text(added, 'more trial')} took the place of repeats")
     if progress.not_recorded:

@@ -188,8 +188,8 @@ def _confirmation(confirm: Confirm) -> str:
     each = " each" if runners_up or baseline else ""
     runs = count_text(confirm.most_repeats, "more run")
     return (
-        f"the winner{runners_up}{baseline} with {confirm.seeds} seeds{each}: at most {runs}, for"
-        " which budget.trials does not count"
+        f"the winner{runners_up}{baseline} with {confirm.seeds} seeds{each}: at most {runs}"
+        " (repeats, or new configurations in their place), for which budget.trials does not count"
     )
 
 

@@ -93,9 +93,11 @@ class LiveDisplay:
         if earlier := self._config.search.learn_from:
             self._print(f"learns from {', '.join(map(visible_text, earlier))}")
         if self._ended:
-            self._print(
-                f"going on with {self._config.name!r}: {count_text(self._ended, 'trial')} done"
-            )
+            done = count_text(self._ended, "trial")
+            repeats = sum(run.repeat_of is not None and run.has_finished for run in data.records)
+            if repeats:
+                done += f" and {count_text(repeats, 'repeat')}"
+            self._print(f"going on with {self._config.name!r}: {done} done")
 
     def used(self, hours: float, energy_kwh: float) -> None:
         self._hours_before, self._spent_kwh = hours, energy_kwh

@@ -160,7 +160,7 @@ class _Interview:
         gpus = self._ask("--gpus", "5/6 GPUs (numbers, or none)", seen, answers.parse_gpus)
         question = "    country of their electricity (three letters, such as USA)"
         country = self._ask("--country", question, None, answers.check_country)
-        question = "6/6 How long (trials, or hours such as 8h)"
+        question = "6/6 How long (trials such as 20, hours such as 8h, or both)"
         budget = self._ask("--budget", question, "20", answers.parse_budget)
         return {"gpus": gpus, "country": country, "budget": budget}
 

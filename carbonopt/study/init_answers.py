@@ -252,7 +252,7 @@ def parse_budget(answer: str) -> dict[str, Any]:
         if budget:
             return budget
     raise BadInput(
-        "--budget must be a number of trials or of hours, such as 20 or 8h, but got"
+        "--budget must be a number of trials, of hours, or both, such as 20, 8h or `20 8h`, but got"
         f" {shortened(answer)}."
     )
 
