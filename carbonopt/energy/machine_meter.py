@@ -134,7 +134,9 @@ class MachineMeter(EnergyWindows):
         """Return a phase's reading up to the latest snapshot."""
         if phase not in self._open_phases():
             return self._closed[phase]
-        return (self._closed[phase] + self._window()[phase]).at_least_nothing()
+        total = self._closed[phase] + self._window()[phase]
+        # OTHER is what the others leave of the whole: it makes up for the errors of their readings.
+        return total if phase is Phase.OTHER else total.at_least_nothing()
 
     def outer(self) -> Reading:
         if self._ended is not None:
@@ -207,15 +209,21 @@ class MachineMeter(EnergyWindows):
         self._latest = self._latest._replace(gpus_j=self._credited_j)
         for phase, part in self._window().items():
             differs = disagreement(part.gpu, part.duration_s) if phase is self._phase else None
-            total = self._closed[phase] + part.model_copy(update={"disagreement": differs})
-            self._closed[phase] = total.at_least_nothing()
-            # More of it was moved to another phase than it has in the end, because the window's
-            # later readings showed that other work kept the trial waiting.
-            if phase is not Phase.OTHER and total is not self._closed[phase]:
-                missing = self._closed[phase].part_since(total)
-                self._closed[Phase.OTHER] = self._closed[Phase.OTHER].without(missing)
+            self._closed[phase] += part.model_copy(update={"disagreement": differs})
+        self._settle(self._phase)
         self._powers_w = self._window_powers_w()
         self._window_start, self._utilisations = self._latest, []
+
+    def _settle(self, phase: Phase) -> None:
+        """Take from OTHER what a phase lacks after its window, if more than it has was moved away.
+
+        The window's later readings have then shown that other work kept the trial waiting, and
+        counted that energy as OTHER.
+        """
+        total = self._closed[phase]
+        self._closed[phase] = total.at_least_nothing()
+        missing = self._closed[phase].part_since(total)
+        self._closed[Phase.OTHER] = self._closed[Phase.OTHER].without(missing)
 
     def _window(self) -> dict[Phase, Reading]:
         """Divide the open window, up to the latest snapshot, among phases.
