@@ -85,16 +85,16 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     if spent < confirm.most_search_repeats:
         start = baseline if data.config.search.start else None
         kept, winner = _kept_for_start(confirm, evidence, start), _cheapest_confirmed(evidence)
-        is_starts_turn = spent + kept >= confirm.most_search_repeats
+        left = confirm.most_search_repeats - spent
         while due is None and (
-            following := (start if kept and is_starts_turn and start not in chosen else None)
-            or _following(evidence, chosen, start, target, confirm.seeds)
+            following := _following(evidence, chosen, start, target, confirm.seeds)
         ):
-            due = repeated(following)
             promises = following is not start and evidence.chance(following) >= _MAY_WELL
+            if not promises and start is not None and start not in chosen and left <= kept:
+                following = start
+            due = repeated(following)
             # a new configuration takes a run, and another one to be repeated
-            has_runs = spent + kept + 2 <= confirm.most_search_repeats
-            if due is not None and not promises and has_runs:
+            if due is not None and not promises and left >= kept + 2:
                 rather_new = _learns(data.config) and winner in (None, start)
     had_repeats = {record.repeat_of for record in data.records}
     trials = {config.trial for config in chosen} | {
@@ -115,7 +115,8 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
 def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration | None) -> int:
     """Return how many of the last runs are the start's, while nothing else is confirmed.
 
-    A start that holds is then confirmed at least. With confirm.baseline it has runs of its own.
+    A start that holds is then confirmed at least. They are the runners-up's; with confirm.baseline
+    the start has runs of its own.
     """
     if confirm.baseline or start is None or start.n >= confirm.seeds:
         return 0
@@ -124,7 +125,8 @@ def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration |
         and evidence.standing(start) is not Standing.REJECTED
         and evidence.chance(start) >= _MAY_WELL
     )
-    return min(_KEPT_FOR_START, confirm.seeds - start.n) if is_needed else 0
+    of_runners_up = confirm.runners_up * (confirm.seeds - 1)
+    return min(_KEPT_FOR_START, of_runners_up, confirm.seeds - start.n) if is_needed else 0
 
 
 def _learns(config: StudyConfig) -> bool:

@@ -604,3 +604,11 @@ def test_a_start_that_holds_is_confirmed_where_few_runs_find_nothing_cheaper(
     assert answer.confidence is not None
     assert answer.confidence.confirmed
     assert len(data.records) <= 3 + 2 * (seeds - 1)
+
+
+def test_a_winner_without_runners_up_has_all_runs(tmp_path: Path) -> None:
+    study = Searched(tmp_path)
+    study.study["confirm"] = {"seeds": 3, "runners_up": 0}
+    lucky = next(record for record in study.run().records if record.params.epochs == 3)
+    again = [record for record in study.read().records if record.repeat_of is not None]
+    assert again[0].repeat_of == lucky.trial
