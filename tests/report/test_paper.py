@@ -39,6 +39,9 @@ from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import Hardware, Intensity, StudyData
 
 needs_latex = pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+needs_pdftotext = pytest.mark.skipif(
+    shutil.which("pdftotext") is None, reason="needs poppler-utils"
+)
 NASTY = r"100%_&$#{}~^\ éß漢 --``''<<>>\input{x}$x^2$" + "a_very_long_name" * 4
 LARGEST_OVERFULL_PT = 20.0
 
@@ -139,6 +142,7 @@ def test_the_document_compiles_without_a_complaint(tmp_path: Path, name: str) ->
 
 
 @needs_latex
+@needs_pdftotext
 def test_every_sign_that_stays_itself_has_a_glyph(tmp_path: Path) -> None:
     main = paper_of("one trial")[0]["main.tex"].decode()
     preamble = main[: main.index(r"\title")]
@@ -309,6 +313,8 @@ def test_the_statement_of_a_replay_claims_no_time_that_the_table_lacks() -> None
     assert "start-up" not in said and "pauses" not in said
 
 
+@needs_latex
+@needs_pdftotext
 def test_the_statement_has_one_heading(tmp_path: Path) -> None:
     for file, content in paper_of("three seeds")[0].items():
         (tmp_path / file).write_bytes(content)
