@@ -166,7 +166,9 @@ def outcome(data: StudyData, available: Available) -> str:
     if not any(map(evidence.confirmed, chosen)):
         parts.append("none of them was confirmed")
     confirm = data.config.confirm
-    if confirm is not None and _spent(data) >= confirm.most_search_repeats:
+    assert confirm is not None
+    is_sure = any(config.n == confirm.seeds and evidence.confirmed(config) for config in chosen)
+    if not is_sure and _spent(data) >= confirm.most_search_repeats:
         parts.append(f"the {confirm.most_search_repeats} runs of the confirmation are used up")
     if added := _added_trials(data):
         parts.append(f"{count_text(added, 'more trial')} took the place of repeats")
