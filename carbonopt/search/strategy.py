@@ -235,7 +235,9 @@ class TrialPlan:
         planner, movable = self.strategy.planner, self.strategy.movable
         others = [trial for trial in self.trials if trial.number != self.number]
         stored = (trial.user_attrs["record"] for trial in others if "record" in trial.user_attrs)
-        records = tuple(map(TrialRecord.from_json, stored))
+        # Without a confirmation nobody asks for them, and thousands take seconds to read.
+        confirms = self.strategy.config.confirm is not None
+        records = tuple(map(TrialRecord.from_json, stored)) if confirms else ()
         missed = refuted(records, self.strategy.config)
         if few_left := self._takes_place_of_repeat(records):
             # What is dearer than a lucky run can be the answer: the start alone is to be beaten.
