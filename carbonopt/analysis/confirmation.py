@@ -84,7 +84,8 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
 
     if spent < confirm.most_search_repeats:
         start = baseline if data.config.search.start else None
-        kept, winner = _kept_for_start(confirm, evidence, start), _cheapest_confirmed(evidence)
+        winner = _cheapest_confirmed(evidence)
+        kept = _kept_for_start(confirm, evidence, start) if winner is None else 0
         left = confirm.most_search_repeats - spent
         while due is None and (
             following := _following(evidence, chosen, start, target, confirm.seeds)
@@ -113,20 +114,17 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
 
 
 def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration | None) -> int:
-    """Return how many of the last runs are the start's, while nothing else is confirmed.
+    """Return how many of the last runs are the start's, where nothing is confirmed.
 
     A start that holds is then confirmed at least. They are the runners-up's; with confirm.baseline
     the start has runs of its own.
     """
     if confirm.baseline or start is None or start.n >= confirm.seeds:
         return 0
-    is_needed = (
-        _cheapest_confirmed(evidence) is None
-        and evidence.standing(start) is not Standing.REJECTED
-        and evidence.chance(start) >= _MAY_WELL
-    )
+    if evidence.standing(start) is Standing.REJECTED or evidence.chance(start) < _MAY_WELL:
+        return 0
     of_runners_up = confirm.runners_up * (confirm.seeds - 1)
-    return min(_KEPT_FOR_START, of_runners_up, confirm.seeds - start.n) if is_needed else 0
+    return min(_KEPT_FOR_START, of_runners_up, confirm.seeds - start.n)
 
 
 def _learns(config: StudyConfig) -> bool:
@@ -232,9 +230,8 @@ def _following(
             return start
         return promising or _most_promising(may_hold, evidence, 0.0)
     cheaper = [config for config in may_hold if config.mean_rank < winner.mean_rank]
-    likely = [config for config in cheaper if evidence.chance(config) >= _MAY_WELL]
-    if likely:
-        return min(likely, key=lambda config: config.mean_rank)
+    if likely := _most_promising(cheaper, evidence, _MAY_WELL):
+        return likely
     # The start is the winner, where cheaper ones were not confirmed: its runs come after theirs.
     if winner in may_hold and not (winner is start and cheaper):
         return winner
