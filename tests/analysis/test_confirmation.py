@@ -2,6 +2,7 @@
 and how surely.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -128,6 +129,17 @@ def repeats(data: StudyData) -> list[tuple[int, int]]:
         for record in data.records
         if record.repeat_of is not None
     ]
+
+
+def run_in_pieces(study: Replayed, asks: int) -> tuple[StudyData, int]:
+    """The study, interrupted each time that it has asked so often, and how often that was."""
+    for stops in range(50):
+        asked = itertools.count(1)
+        try:
+            return study.run(lambda asked=asked: next(asked) > asks), stops
+        except StudyInterrupted:
+            continue
+    raise AssertionError("the study does not end")
 
 
 CLEAR = (
@@ -375,22 +387,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StudyData:
 def test_interrupted_anywhere_it_goes_on_as_if_never_stopped(
     events: int, whole: StudyData, tmp_path: Path
 ) -> None:
-    replayed = Replayed(tmp_path, *OFTEN_STOPPED)
-    stops = 0
-    while True:
-        asked = 0
-
-        def interrupted() -> bool:
-            nonlocal asked
-            asked += 1
-            return asked > 20 + events  # a little more than a trial of this table asks
-
-        try:
-            data = replayed.run(interrupted)
-            break
-        except StudyInterrupted:
-            stops += 1
-            assert stops < 50
+    # a little more than a trial of this table asks
+    data, stops = run_in_pieces(Replayed(tmp_path, *OFTEN_STOPPED), 20 + events)
     assert stops > 0
     assert repeats(data) == repeats(whole) == [(8, 1), (16, 1), (16, 2), (32, 1), (32, 2)]
     assert [record.state for record in data.records] == [TrialState.COMPLETE] * 8
@@ -562,21 +560,8 @@ def test_no_new_configuration_is_tried(without: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_interrupted_while_it_tries_new_ones_it_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    whole, study, stops = Searched(tmp_path / "whole").run(), Searched(tmp_path / "stopped"), 0
-    while True:
-        asked = 0
-
-        def interrupted() -> bool:
-            nonlocal asked
-            asked += 1
-            return asked > 40
-
-        try:
-            data = study.run(interrupted)
-            break
-        except StudyInterrupted:
-            stops += 1
-            assert stops < 50
+    whole = Searched(tmp_path / "whole").run()
+    data, stops = run_in_pieces(Searched(tmp_path / "stopped"), 40)
     assert stops > 2
     assert searched(data) == searched(whole)
     assert [(run.repeat_of, run.seed) for run in data.records] == [
