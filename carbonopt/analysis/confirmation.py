@@ -96,7 +96,7 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
             due = repeated(following)
             # a new configuration takes a run, and another one to be repeated
             if due is not None and not promises and left >= kept + 2:
-                rather_new = _learns(data.config) and winner in (None, start)
+                rather_new = _may_try_new(data.config) and winner in (None, start)
     had_repeats = {record.repeat_of for record in data.records}
     trials = {config.trial for config in chosen} | {
         number for number in had_repeats if number is not None
@@ -127,9 +127,14 @@ def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration |
     return min(_KEPT_FOR_START, of_runners_up, confirm.seeds - start.n)
 
 
-def _learns(config: StudyConfig) -> bool:
-    """Return whether the search proposes by what repeats with other seeds have reached."""
-    return config.search.sampler == "carbon" and config.search.goal == "recommend"
+def _may_try_new(config: StudyConfig) -> bool:
+    """Return whether new configurations may take the place of repeats.
+
+    They take runs of the runners-up, and a search that learns from repeats has to propose them.
+    """
+    runners_up = config.confirm.runners_up if config.confirm is not None else 0
+    learns = config.search.sampler == "carbon" and config.search.goal == "recommend"
+    return runners_up > 0 and learns
 
 
 def _spent(data: StudyData) -> int:

@@ -188,7 +188,7 @@ def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("study", "report", "gpu_gib", "within", "measured"),
     [
-        ("shakespeare-char", "shakespeare-char", 79, 0.05, 26),
+        ("shakespeare-char", "shakespeare-char", 79, 0.05, 28),
         ("sft-dialogue-batch-sweep", "sft-dialogue-batch-sweep", 79, 0.05, 12),
         ("sft-dialogue", "sft-dialogue", 79, 0.05, 19),
         ("digits", "digits-h100", 79, 0.1, 14),
@@ -198,9 +198,9 @@ def test_what_cannot_be_estimated_says_why(tmp_path: Path) -> None:
 def test_estimates_are_near_what_the_trials_of_shipped_reports_needed(
     study: str, report: str, gpu_gib: int, within: float, measured: int
 ) -> None:
-    """On H100s, each trial with the GPU memory that it needed, before any data is prepared. All but
-    the first study ran when whole steps had no stream, and so no matrix products' memory, of their
-    own.
+    """On H100s, and the first on an H200: each trial with the GPU memory that it needed, before any
+    data is prepared. All but the first study ran when whole steps had no stream, and so no matrix
+    products' memory, of their own.
     """
     shipped = load_study(ROOT / "studies" / f"{study}.yaml")
     workload = shipped.workload.model_dump(mode="json")
