@@ -186,7 +186,7 @@ class Planner:
         probing: Probing | None = None,
         queued: Values | None = None,
         *,
-        few_left: bool = False,
+        replaces_repeat: bool = False,
     ) -> NextTrial:
         """Plan the next trial, after these trials.
 
@@ -198,7 +198,7 @@ class Planner:
             probing: what the study knows of its probes. None: there are no further probes, and
                 settings are chosen by whole trials.
             queued: values that the trial has already, if some are fixed.
-            few_left: whether runs are scarcer than energy, see `propose`.
+            replaces_repeat: whether the trial takes the place of a repeat, see `propose`.
         """
         rng = np.random.default_rng([self._seed, number])
         knowledge = self.knowledge(trials, distributions, probes)
@@ -213,7 +213,7 @@ class Planner:
         # Also in an infinite space, see `propose`.
         by_mean = self._confirmed or space.listed is None
         index, proposal = self._choose(
-            completed, knowledge, meeting, rng, by_mean=by_mean, few_left=few_left
+            completed, knowledge, meeting, rng, by_mean=by_mean, replaces_repeat=replaces_repeat
         )
         values, probe = None if index is None else candidates[index], None
         if values is not None and probing is not None:
@@ -280,7 +280,7 @@ class Planner:
         rng: np.random.Generator,
         *,
         by_mean: bool,
-        few_left: bool,
+        replaces_repeat: bool,
     ) -> tuple[int | None, Proposal | None]:
         """Choose the candidate that is tried next.
 
@@ -288,7 +288,7 @@ class Planner:
             candidates: the configurations to choose among, with what is fixed.
             meeting: the trials that meet the target.
             by_mean: whether a configuration's mean over seeds has to meet the target.
-            few_left: see `propose`.
+            replaces_repeat: see `propose`.
 
         Returns:
             Its place among the candidates, or None if none could be the answer; and what is
@@ -302,9 +302,14 @@ class Planner:
             return likely[first(fitting, rng, knowledge.begins_near)], None
         if self._goal == "front":
             return propose_for_front(candidates, knowledge), None
-        target = self._target_loss
         proposal = propose(
-            candidates, knowledge, target, meeting, rng, by_mean=by_mean, few_left=few_left
+            candidates,
+            knowledge,
+            self._target_loss,
+            meeting,
+            rng,
+            by_mean=by_mean,
+            replaces_repeat=replaces_repeat,
         )
         return (None if proposal is None else proposal.index), proposal
 

@@ -48,10 +48,10 @@ SPENT_ON_A_MISS = 0.4
 # Expected share that is spent before a trial is stopped as too expensive, after its first steps.
 SPENT_ON_A_STOP = 0.05
 
-# Further standard deviations of one run that a configuration has to spare where few runs are left
-# to confirm it. With 0, 12 of 16 made-up studies (benchmarks/search/confirmed.py) confirmed one
-# that is cheaper than the start; with 1, 15 did (no run was kept for the start).
-SPARE_OF_FEW = 1.0
+# Further standard deviations of one run by which a configuration that takes the place of a repeat
+# has to meet the target. With 0, 12 of 16 made-up studies (benchmarks/search/confirmed.py)
+# confirmed one that is cheaper than the start; with 1, 15 did (no run was kept for the start).
+SPARE_TO_REPLACE = 1.0
 ROWS = 400  # learning curves that are drawn jointly; if there are more, the most promising ones
 _LEAST_CHANCE = 1e-9  # the smallest chance whose logarithm is taken
 
@@ -139,7 +139,7 @@ def propose(
     rng: Generator,
     *,
     by_mean: bool,
-    few_left: bool = False,
+    replaces_repeat: bool = False,
 ) -> Proposal | None:
     """Propose the candidate that is most worth its energy, or None if none is likely to be cheaper.
 
@@ -156,13 +156,14 @@ def propose(
         by_mean: whether the answer is a configuration whose mean over all seeds meets the target,
             not one lucky run. An infinite space needs this: otherwise the search would go from
             lucky neighbour to lucky neighbour of a configuration that just misses.
-        few_left: whether runs are scarcer than energy, since the candidate takes the place of a
-            repeat that would confirm another. Then it has to spare more, and the one with the
-            highest expected saving is proposed, whatever it costs to try.
+        replaces_repeat: whether the candidate takes the place of a repeat that would confirm
+            another one. Runs are then scarcer than energy: the candidate has to meet the target by
+            a wider margin, and the one with the highest expected saving is proposed, whatever it
+            costs to try.
     """
     limit = knowledge.limit(target_loss, by_mean=by_mean)
-    if few_left:
-        limit -= SPARE_OF_FEW * knowledge.curves.noise
+    if replaces_repeat:
+        limit -= SPARE_TO_REPLACE * knowledge.curves.noise
     left, costs, best_cost = _may_save(candidates, knowledge, meeting, rng)
     if not len(left):
         return None
@@ -179,23 +180,24 @@ def propose(
     price = np.where(saves & (losses <= limit)[curves.which], costs, np.inf)
     cheapest = price.min(0)
     reached = np.isfinite(cheapest)
+    # Candidates that are about as cheap are answers, too.
     answers = (price <= cheapest * (1 + TIE)) & reached
-    # Candidates that are about as cheap are answers, too. Once a trial meets the target, an answer
-    # is worth what it saves.
-    often = (answers * (1 - costs / best_cost)).sum(1)
-    if not reached.any():
-        # No draw meets the target: there is most to learn from the candidate that comes closest,
-        # the cheapest one where several do.
-        have_ended = knowledge.have_ended(curves.rows)
-        often += _how_often_closest(losses, have_ended, costs, curves.which)
     meets = np.exp(curves.log_meets)[curves.which]
     cheaper = np.maximum(1 / DRAWS, saves.mean(1))
     spend = _expected_costs(costs, meets, cheaper) + (
         knowledge.overhead_cost + knowledge.compile_costs(candidates)
     )
+    # Once a trial meets the target, an answer is worth what it saves.
+    saving = 1 - costs / best_cost
+    often = (answers * saving).sum(1)
+    if not reached.any():
+        # No draw meets the target: there is most to learn from the candidate that comes closest,
+        # the cheapest one where several do.
+        have_ended = knowledge.have_ended(curves.rows)
+        often += _how_often_closest(losses, have_ended, costs, curves.which)
     worth = (often / DRAWS + 1e-6 * meets * cheaper) / spend
-    if few_left and meeting:
-        expected_saving = (np.isfinite(price) * (1 - costs / best_cost)).mean(1)
+    if replaces_repeat and meeting:
+        expected_saving = (np.isfinite(price) * saving).mean(1)
         worth = expected_saving + 1e-6 * worth / worth.max()
     index = int(worth.argmax())
     gain = float((best_cost - cheapest)[reached].sum() / DRAWS) if meeting else math.inf

@@ -1,7 +1,7 @@
 """The search strategy of a study: the choice of trials, when to stop one, and when to end."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,14 +100,22 @@ class Strategy:
         """Return these values with those of the dimensions that have a single one."""
         return {**self._single, **values}
 
-    def plan(self, trials: Trials, number: int, probes: Sequence[TrialRecord] = ()) -> "TrialPlan":
+    def plan(
+        self,
+        trials: Trials,
+        number: int,
+        probes: Sequence[TrialRecord] = (),
+        *,
+        replaces_repeat: bool = False,
+    ) -> "TrialPlan":
         """Plan trial `number`.
 
         Args:
             trials: All of the study's trials; trial `number` is among them if it has begun.
             probes: The records of all of the study's probes.
+            replaces_repeat: Whether the confirmation tries it in place of a repeat.
         """
-        return TrialPlan(self, trials, number, probes)
+        return TrialPlan(self, trials, number, probes, replaces_repeat)
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,7 @@ class TrialPlan:
     trials: Trials
     number: int
     probes: Sequence[TrialRecord]
+    replaces_repeat: bool
 
     @cached_property
     def why_ended(self) -> str | None:
@@ -239,7 +248,7 @@ class TrialPlan:
         confirms = self.strategy.config.confirm is not None
         records = tuple(map(TrialRecord.from_json, stored)) if confirms else ()
         missed = refuted(records, self.strategy.config)
-        if few_left := self._takes_place_of_repeat(records):
+        if self.replaces_repeat:
             # What is dearer than a lucky run can be the answer: the start alone is to be beaten.
             start = {START_TRIAL} if self.strategy.config.search.start else set[int]()
             missed |= frozenset(record.trial for record in records) - start
@@ -247,21 +256,18 @@ class TrialPlan:
             observation for record in self.probes if (observation := of_probe(record)) is not None
         ]
         if self.strategy.proposes:
-            probing = self._probing
             return planner.plan(
-                others, movable, self.number, missed, probes, probing, few_left=few_left
+                others,
+                movable,
+                self.number,
+                missed,
+                probes,
+                self._probing,
+                replaces_repeat=self.replaces_repeat,
             )
         knowledge = planner.knowledge(others, movable, probes)
         meeting = frozenset(trial.number for trial in planner.meeting(knowledge, missed))
         return NextTrial(None, None, knowledge, None, Left(untried=0, is_all=False), meeting)
-
-    def _takes_place_of_repeat(self, records: Iterable[TrialRecord]) -> bool:
-        """Return whether the trial is begun for the confirmation, which has few runs."""
-        config = self.strategy.config
-        if config.confirm is None or config.budget.trials is None:
-            return False
-        searched = sum(record.has_finished and record.repeat_of is None for record in records)
-        return searched >= config.budget.trials
 
     @property
     def _probing(self) -> Probing | None:

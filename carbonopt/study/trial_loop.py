@@ -212,11 +212,10 @@ class TrialLoop:
             `_wait` if there is nothing to begin while other workers' runs go on; `_await_start` if
             the schedule has the next trial begin later. None: the study has ended.
         """
-        storage, plan = self.storage, self._plan(seen)
-        budget_used = self._budget_used(seen)
+        storage, budget_used = self.storage, self._budget_used(seen)
+        plan = self._plan(seen, in_budget=budget_used is None)
         ended = budget_used or always_the_same_failure(seen.data) or plan.why_ended
-        tries_another = bool(ended) and self._tries_another(seen.data, plan)
-        if ended and not tries_another:
+        if ended and not self._tries_another(seen.data, plan):
             if not self._queue_repeat(seen.data):
                 if any(
                     run.state is TrialState.RUNNING
@@ -240,7 +239,7 @@ class TrialLoop:
             return self._begin_probe(plan.probe, PROBE_S, seen)
         storage.study.sampler = plan.sampler
         asked = storage.study.ask(self.strategy.distributions)
-        return self._begin_trial(asked, seen, plan, replaces_repeat=tries_another)
+        return self._begin_trial(asked, seen, plan)
 
     def _plan_start(self, data: StudyData) -> PlannedStart | None:
         """Plan the next trial's start, store the plan, and return it; None: it begins now.
@@ -276,8 +275,19 @@ class TrialLoop:
             time.sleep(LOOK_AGAIN_S / 10)
         self.account.store(self.storage)
 
-    def _plan(self, seen: Snapshot) -> "TrialPlan":
-        return self.strategy.plan(seen.trials, seen.next_number(), seen.data.probes)
+    def _plan(self, seen: Snapshot, *, in_budget: bool = True) -> "TrialPlan":
+        """Plan the next trial, which may be one that was queued or interrupted.
+
+        A new one beyond the budget takes the place of a repeat.
+        """
+        number = seen.next_number()
+        if (earlier := seen.earlier_record(number)) is not None:
+            replaces_repeat = earlier.replaces_repeat
+        else:
+            replaces_repeat = not in_budget and number == len(seen.trials)
+        return self.strategy.plan(
+            seen.trials, number, seen.data.probes, replaces_repeat=replaces_repeat
+        )
 
     def _may_begin(self, seen: Snapshot) -> bool:
         """Return whether the search may start another trial beside those of other workers."""
@@ -320,19 +330,11 @@ class TrialLoop:
         return partial(self.runner.run_probe, spec, record, seen.data)
 
     def _begin_trial(
-        self,
-        optuna_trial: optuna.Trial,
-        seen: Snapshot,
-        plan: "TrialPlan",
-        *,
-        replaces_repeat: bool,
+        self, optuna_trial: optuna.Trial, seen: Snapshot, plan: "TrialPlan"
     ) -> Callable[[], None]:
         """Store that a trial begins, and return the function that runs it.
 
         It is called in this worker's turn.
-
-        Args:
-            replaces_repeat: Whether a new configuration is tried in place of a repeat.
         """
         config, number = self.config, optuna_trial.number
         params = self.checked.space.params(optuna_trial.params)
@@ -346,11 +348,7 @@ class TrialLoop:
             params,
             attempt=1 if earlier is None else earlier.attempt + 1,
             repeat_of=repeat_of,
-            replaces_repeat=(
-                replaces_repeat and repeat_of is None
-                if earlier is None
-                else earlier.replaces_repeat
-            ),
+            replaces_repeat=plan.replaces_repeat,
             saves_model=self.session.as_step is not None
             and self.session.as_step.hands_on > 0
             and repeat_of is not None,
@@ -383,7 +381,9 @@ class TrialLoop:
             begin = partial(self._begin_probe, spec.params, 0.0)
             self._in_turn(begin, runs=True)()
             seen = self.storage.snapshot(self.lease.living)
-            plan = self.strategy.plan(seen.trials, spec.number, seen.data.probes)
+            plan = self.strategy.plan(
+                seen.trials, spec.number, seen.data.probes, replaces_repeat=plan.replaces_repeat
+            )
         self.shown.add(spec.number)
         self.runner.run_trial(optuna_trial, spec, record, seen, plan)
 
