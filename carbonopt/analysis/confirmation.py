@@ -58,23 +58,22 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
 
     The study must have `confirm`.
     """
-    confirm, target = data.config.confirm, data.config.target.at()
+    confirm = data.config.confirm
     assert confirm is not None
-    evidence, rather_new = Evidence.of(data, target), False
+    evidence, rather_new = Evidence.of(data, data.config.target.at()), False
     baseline = next(
         (config for config in evidence.configurations if config.trial == START_TRIAL), None
     )
-    spent = _spent(data)
-    chosen: list[Configuration] = []
+    chosen: set[int] = set()
     not_recorded: list[Repeat] = []
     due: Repeat | None = None
 
-    def repeated(config: Configuration) -> Repeat | None:
+    def next_run(config: Configuration) -> Repeat | None:
         """Note that a configuration was chosen, and return its next run; None if it has none.
 
         Runs that a replay's table lacks are noted, too.
         """
-        chosen.append(config)
+        chosen.add(config.trial)
         for seed in _missing_seeds(data, config.first, confirm.seeds):
             repeat = Repeat(trial=config.trial, seed=seed)
             if available(seed, config.first.params):
@@ -82,35 +81,58 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
             not_recorded.append(repeat)
         return None
 
-    if spent < confirm.most_search_repeats:
+    runs_left = confirm.most_search_repeats - _spent(data)
+    if runs_left > 0:
         start = baseline if data.config.search.start else None
         winner = _cheapest_confirmed(evidence)
         kept = _kept_for_start(confirm, evidence, start) if winner is None else 0
-        left = confirm.most_search_repeats - spent
-        while due is None and (
-            following := _following(evidence, chosen, start, target, confirm.seeds)
-        ):
-            promises = following is not start and evidence.chance(following) >= _MAY_WELL
-            if not promises and start is not None and start not in chosen and left <= kept:
-                following = start
-            due = repeated(following)
-            # a new configuration takes a run, and another one to be repeated
-            if due is not None and not promises and left >= kept + 2:
-                rather_new = _may_try_new(data.config) and winner in (None, start)
-    had_repeats = {record.repeat_of for record in data.records}
-    trials = {config.trial for config in chosen} | {
-        number for number in had_repeats if number is not None
-    }
-    if due is None and trials and confirm.baseline and baseline:
-        trials.add(START_TRIAL)
+        for config in _in_order(data, evidence, start, start_is_due=runs_left <= kept):
+            due = next_run(config)
+            if due is not None:
+                rather_new = (
+                    _may_try_new(data.config)
+                    and winner in (None, start)
+                    and not _is_promising(config, evidence, start)
+                    # it takes a run, and another one to be repeated
+                    and runs_left >= kept + 2
+                )
+                break
+    had_repeats = {run.repeat_of for run in data.records if run.repeat_of is not None}
+    if due is None and (chosen or had_repeats) and confirm.baseline and baseline:
+        chosen.add(START_TRIAL)
         if not _is_precise(evidence, baseline):
-            due = repeated(baseline)
+            due = next_run(baseline)
     return ConfirmationProgress(
-        trials=tuple(sorted(trials)),
+        trials=tuple(sorted(chosen | had_repeats)),
         next=due,
         rather_new=rather_new,
         not_recorded=tuple(not_recorded),
     )
+
+
+def _in_order(
+    data: StudyData, evidence: Evidence, start: Configuration | None, *, start_is_due: bool
+) -> Iterator[Configuration]:
+    """Yield configurations in the order in which the confirmation's runs go to them.
+
+    Args:
+        start: The start configuration, if it completed.
+        start_is_due: Whether all runs that are left are kept for the start; only a promising
+            configuration comes before it.
+    """
+    confirm = data.config.confirm
+    assert confirm is not None
+    target, chosen = data.config.target.at(), list[Configuration]()
+    while following := _following(evidence, chosen, start, target, confirm.seeds):
+        if start_is_due and start is not None and start not in chosen:
+            following = following if _is_promising(following, evidence, start) else start
+        chosen.append(following)
+        yield following
+
+
+def _is_promising(config: Configuration, evidence: Evidence, start: Configuration | None) -> bool:
+    """Return whether a configuration other than the start may well be confirmed."""
+    return config is not start and evidence.chance(config) >= _MAY_WELL
 
 
 def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration | None) -> int:
