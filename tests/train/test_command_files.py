@@ -353,6 +353,15 @@ def test_a_package_installed_by_a_link_is_the_users(name: str, text: str, tmp_pa
         ("root.py", "import glob\nglob.glob('/*/*/*/*/*/*.bin')"),
         ("kernel.py", "open('/proc/kmsg')"),
         ("run.sh", "".join(f"cd d{i % 4}\n" for i in range(60)) + "python helper.py"),
+        # Both would take hours if what was read were read again for each part.
+        ("open.sh", '"${' * 100_000 + "\npython helper.py"),
+        ("names.sh", '"$' + "a" * 100_000 + "\npython helper.py"),
+        (
+            "names.py",
+            "a0 = ''\n"
+            + "".join(f"a{i + 1} = f'{{a{i}}}{{a{i}}}{{a{i}}}{{a{i}}}'\n" for i in range(40))
+            + "open(a40)",
+        ),
     ],
 )
 def test_what_is_nested_deeply_or_is_something_else_makes_no_traceback(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import carbonopt
@@ -24,11 +24,14 @@ _LONGEST_NAME = 1024  # characters of a text that may be a path; longer ones are
 _SHELLS = re.compile(rb"#!.*\b(ba|da|z|k)?sh\b")
 _SHELL_WORD = re.compile(r"[^\s;|&<>()'\"`]+")
 _SUBSTITUTED = re.compile(r"\$\([^()]*\)")  # $(dirname "$0")
-_QUOTED_VARIABLE = re.compile(r'"(\$(?:\w+|\{[^}]*\})[^"\s]*)"')  # "$DIR" of "$DIR"/train.py
+# The number of characters between braces has a limit, and \w++ gives none back: otherwise the time
+# would grow as the square of a damaged script's length.
+_VARIABLE = r"\$(?:\w++|\{[^}]{0,256}\})"
+_QUOTED_VARIABLE = re.compile(rf'"({_VARIABLE}[^"\s]*)"')  # "$DIR" of "$DIR"/train.py
 _PYTHONPATH = re.compile(r"\bPYTHONPATH=[\"']?([^\s;|&<>()'\"`]+)")
-_BRACED = re.compile(r"\$\{[^}]*\}")
+_BRACED = re.compile(r"\$\{[^}]{0,256}\}")
 _PYTHONS = re.compile(rb"#!.*\bpython")
-_VARIABLE_FOLDER = re.compile(r"^.*\$(\w+|\{[^}]*\})/")  # $ROOT/ or ${ROOT}/
+_VARIABLE_FOLDER = re.compile(rf"^.*{_VARIABLE}/")  # $ROOT/ or ${ROOT}/
 _SHELL = re.compile(r"(ba|da|z|k)?sh")
 _PYTHON = re.compile(r"(.*/)?(python|pypy)[0-9.]*")
 _CODE_OPTION = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc, python -c
@@ -49,7 +52,7 @@ _OF_THE_SYSTEM = ("/proc", "/sys")  # where a read may wait for ever
 # What reading the source of a program raises, however it is damaged.
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _TEXT_WORD = re.compile(r"[^\s'\"`,;:=()\[\]{}<>\\]+")
-_DEEPEST_PATH = 20  # expressions within each other that make one path
+_MOST_PARTS = 100  # expressions that make one path, those that names stand for included
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 _INSTALLED = ("site-packages", "dist-packages")
 # folders of Python's and carbonopt's own files
@@ -533,22 +536,25 @@ def _last_name(called: ast.expr) -> str:
     return str(getattr(called, "attr", getattr(called, "id", "")))
 
 
-def _path_text(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 0) -> str | None:
+def _path_text(
+    node: ast.expr, known: Mapping[str, ast.expr], counted: Iterator[int] | None = None
+) -> str | None:
     """Return the path that an expression makes, such as `Path(__file__).parent / "lib"`.
 
     Args:
         node: the expression.
         known: the expressions that names stand for.
-        depth: the number of expressions around it.
+        counted: counts the expressions of one path, of which this one is a part; None: it is whole.
 
     Returns:
-        None if it is not known before the file runs.
+        None if it is not known before the file runs, or has more than _MOST_PARTS expressions.
     """
+    counted = count() if counted is None else counted
 
     def text_of(part: ast.expr) -> str | None:
-        return _path_text(part, known, depth + 1)
+        return _path_text(part, known, counted)
 
-    if depth > _DEEPEST_PATH:
+    if next(counted) >= _MOST_PARTS:
         return None
     match node:
         case ast.Constant(value=str() as text):
