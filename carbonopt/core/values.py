@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from carbonopt.core.errors import shortened
+
 Scalar = bool | int | float | str
 
 
 def _checked(value: Any) -> Any:
     if not isinstance(value, Scalar) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"must be a finite number or a word, but got {value!r}")
+        raise ValueError(f"must be a finite number or a word, but got {shortened(value)}")
     return value
 
 

@@ -209,7 +209,7 @@ def power_models() -> dict[str, str]:
     models = {
         "ram": (
             f"{RAM(tracking_mode='machine').total_power().W:.0f} W by its size, whatever is done"
-            " with it"
+            " with it; a trial is not charged while other work keeps it waiting"
         )
     }
     if not has_rapl():

@@ -10,12 +10,13 @@ from pydantic import (
 )
 
 from carbonopt.core import values
+from carbonopt.core.errors import shortened
 
 
 def _one_line(text: str) -> str:
     if re.search(r"[\x00-\x1f\x7f-\x9f]", text):
         raise ValueError(
-            f"must hold no line break and no other control character, but got {text!r}"
+            f"must hold no line break and no other control character, but got {shortened(text)}"
         )
     return text
 

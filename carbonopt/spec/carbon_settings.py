@@ -9,13 +9,14 @@ from pydantic import (
     StringConstraints,
 )
 
+from carbonopt.core.errors import shortened
 from carbonopt.spec.base_settings import Name, Settings
 
 
 def _three_letters(text: str) -> str:
     if not re.fullmatch("[A-Z]{3}", text):
         must = "must be a country's code of three capital letters (ISO 3166-1), such as USA or DEU"
-        raise ValueError(f"{must}, but got {text!r}")
+        raise ValueError(f"{must}, but got {shortened(text)}")
     return text
 
 

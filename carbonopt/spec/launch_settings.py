@@ -126,7 +126,7 @@ class LocalLaunch(_Shared):
 
     def violations(self) -> dict[str, bool]:
         return {
-            f"gpus must differ from each other, but got {list(self.gpus)}": (
+            f"gpus must differ from each other, but got {shortened(list(self.gpus))}": (
                 len(set(self.gpus)) < len(self.gpus)
             ),
             "cpu_ranks goes with gpus: [] only": bool(self.gpus) and self.cpu_ranks > 1,

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from carbonopt.core.errors import shortened
 from carbonopt.spec.base_settings import Name, Settings
 
 _SPAN = re.compile(r"\+([0-9]{1,4}(?:\.[0-9]{1,3})?)\s*(h|min|d)")
@@ -22,26 +23,30 @@ def _time_or_span(text: str) -> str:
     if text.startswith("+"):
         match = _SPAN.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f'must be like "+24h", "+90min" or "+3d", but got {text!r}')
+            raise ValueError(f'must be like "+24h", "+90min" or "+3d", but got {shortened(text)}')
         if not timedelta(0) < _span(match) <= timedelta(days=MOST_DAYS):
-            raise ValueError(f"must be within {MOST_DAYS} days, but got {text!r}")
+            raise ValueError(f"must be within {MOST_DAYS} days, but got {shortened(text)}")
         return text
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
         must = 'must be a time with its offset, such as 2026-12-01T09:00+01:00, or "+24h"'
-        raise ValueError(f"{must}, but got {text!r}") from error
+        raise ValueError(f"{must}, but got {shortened(text)}") from error
     if time.year not in _YEARS:
-        raise ValueError(f"must be within {MOST_DAYS} days of the first call, but got {text!r}")
+        raise ValueError(
+            f"must be within {MOST_DAYS} days of the first call, but got {shortened(text)}"
+        )
     return text
 
 
 def _window(text: str) -> str:
     match = _WINDOW.fullmatch(text.replace(" ", ""))
     if match is None:
-        raise ValueError(f'must be like "18:00-09:00", from 00:00 to 23:59, but got {text!r}')
+        raise ValueError(
+            f'must be like "18:00-09:00", from 00:00 to 23:59, but got {shortened(text)}'
+        )
     if match.group(1, 2) == match.group(3, 4):
-        raise ValueError(f"must begin and end at different times, but got {text!r}")
+        raise ValueError(f"must begin and end at different times, but got {shortened(text)}")
     return text.replace(" ", "")
 
 
@@ -50,7 +55,9 @@ def _known_zone(text: str) -> str:
     if text not in known:
         near = difflib.get_close_matches(text, known, n=3)
         advice = f"did you mean {' or '.join(near)}?" if near else "such as Europe/Berlin"
-        raise ValueError(f"must be a time zone of the IANA database, but got {text!r}; {advice}")
+        raise ValueError(
+            f"must be a time zone of the IANA database, but got {shortened(text)}; {advice}"
+        )
     return text
 
 
@@ -83,7 +90,7 @@ class Schedule(Settings):
         naive = not self.finish_by.startswith("+") and (
             datetime.fromisoformat(self.finish_by).tzinfo is None
         )
-        no_offset = f"finish_by must have its offset, but got {self.finish_by!r}"
+        no_offset = f"finish_by must have its offset, but got {shortened(self.finish_by)}"
         return {
             "hours needs time_zone, such as Europe/Berlin": (
                 bool(self.hours) and self.time_zone is None

@@ -10,6 +10,7 @@ from pydantic import (
 )
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, StatedAffects
+from carbonopt.core.errors import shortened
 from carbonopt.core.values import Given, Scalar
 from carbonopt.spec.base_settings import Settings
 
@@ -31,7 +32,7 @@ class Choices(Settings):
         different = {(isinstance(choice, bool), choice) for choice in self.choices}
         # 1 and "1" look the same in a command
         alike = len(set(map(str, self.choices))) < len(self.choices)
-        text = f"choices must differ from each other, but got {list(self.choices)}"
+        text = f"choices must differ from each other, but got {shortened(list(self.choices))}"
         return {
             "choices must have at least one value": not different,
             text: alike or len(different) < len(self.choices),

@@ -11,6 +11,7 @@ from pydantic import (
 )
 
 from carbonopt.core.dimensions import DIMENSIONS, TrialParams
+from carbonopt.core.errors import shortened
 from carbonopt.core.quality import Quality
 from carbonopt.spec.base_settings import Name, Settings
 from carbonopt.spec.carbon_settings import Carbon
@@ -28,8 +29,8 @@ from carbonopt.spec.workload_settings import Workload
 def _not_dots_only(text: str) -> str:
     if not text.strip("."):
         raise ValueError(
-            f"must not be of dots only, because a folder is called by it, but got {text!r}; give a"
-            " word"
+            f"must not be of dots only, because a folder is called by it, but got"
+            f" {shortened(text)}; give a word"
         )
     return text
 

@@ -26,7 +26,7 @@ def _name_of_a_report(text: str) -> str:
             "must be a word of letters, digits and _ / . @ -, and neither count nor step, which"
             " reports have too"
         )
-        raise ValueError(f"{must}, but got {text!r}")
+        raise ValueError(f"{must}, but got {shortened(text)}")
     return text
 
 
