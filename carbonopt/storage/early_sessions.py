@@ -3,9 +3,10 @@
 What they have prepared is used by the call that begins the study, so that their energy is its cost.
 """
 
+import contextlib
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import read_text, write_bytes
@@ -13,42 +14,44 @@ from carbonopt.core.refusals import first_error
 from carbonopt.spec.study_data import SessionLedger
 from carbonopt.storage.study_storage import StudyStorage
 
-_LEDGERS = TypeAdapter(tuple[SessionLedger, ...])
 _MAX_MIB = 8
 
 
 class EarlySessions:
-    """The file of these calls' ledgers; there is none once their study has them.
+    """The folder of these calls' ledgers; there is none once their study has them.
+
+    Each worker has a file of its own, since all of a study's workers may end at once.
 
     Args:
-        path: the file.
+        folder: The folder.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def set_session(self, ledger: SessionLedger) -> None:
         """Store a session's ledger under its worker, as `StudyStorage.set_session` does."""
-        others = [other for other in self._read() if other.worker != ledger.worker]
         early = ledger.model_copy(update={"before_study": True})
-        write_bytes(self._path, _LEDGERS.dump_json((*others, early), indent=2) + b"\n")
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"{ledger.worker}.json"
+        write_bytes(path, early.model_dump_json(indent=2).encode() + b"\n")
 
     def move_to(self, storage: StudyStorage) -> None:
         """Store the ledgers in their study, which has just been stored itself."""
-        if not self._path.exists():
+        if not self._folder.is_dir():
             return
         known = {session.worker for session in storage.read().sessions}
-        for ledger in self._read():
+        for path in sorted(self._folder.glob("*.json")):
+            ledger = _read(path)
             if ledger.worker not in known:  # else a call was killed after it had stored it
                 storage.set_session(ledger)
-        self._path.unlink(missing_ok=True)
+            path.unlink()
+        with contextlib.suppress(OSError):  # another worker has just ended early, too
+            self._folder.rmdir()
 
-    def _read(self) -> tuple[SessionLedger, ...]:
-        if not self._path.exists():
-            return ()
-        try:
-            return _LEDGERS.validate_json(read_text(self._path, "the study's calls", _MAX_MIB))
-        except ValidationError as error:
-            raise BadInput(
-                f"{self._path} is damaged: {first_error(error)}; restore or remove it."
-            ) from error
+
+def _read(path: Path) -> SessionLedger:
+    try:
+        return SessionLedger.model_validate_json(read_text(path, "a call of the study", _MAX_MIB))
+    except ValidationError as error:
+        raise BadInput(f"{path} is damaged: {first_error(error)}; restore or remove it.") from error

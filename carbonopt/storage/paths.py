@@ -38,7 +38,7 @@ class StudyPaths:
         self.storage = root / "study.db"
         # Notes where the storage is when it is not that file; never holds a password.
         self.storage_pointer = root / "storage.json"
-        self.early_sessions = root / "early-sessions.json"  # see `storage.early_sessions`
+        self.early_sessions = root / "early-sessions"  # see `storage.early_sessions`
         self.lock = own / ".lock"
         self.prepared = root / "prepared"
         self.prepare_spec = own / "prepare.json"
@@ -104,7 +104,7 @@ class StudyPaths:
         Otherwise it would be found only when it is written, after a trial or after all trials.
         """
         logs = (self.prepare_log, self.template_log, self.worker_log)
-        notes = (self.storage_pointer, self.early_sessions, self.prepare_spec, self.slurm_jobs)
+        notes = (self.storage_pointer, self.prepare_spec, self.slurm_jobs)
         trials = self.trials if self.trials.is_dir() else None
         settings = () if trials is None else trials.glob(f"*/{DEEPSPEED_SETTINGS}")
         trial_logs = () if trials is None else trials.glob("*/log-*.txt")
@@ -117,6 +117,7 @@ class StudyPaths:
                 self.report,
                 self.slurm,
                 self.workers,
+                self.early_sessions,
             )
         )
         for path in chain(logs, notes, settings, trial_logs):

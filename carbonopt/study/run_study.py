@@ -72,14 +72,15 @@ def run_study(session: Session) -> StudyData:
 def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -> StudyData:
     """Run a study as the worker that holds the lease; see `run_study`."""
     paths, joins, name = session.paths, session.joins, session.checked.config.name
-    inputs = input_files(session.checked.config)
+    inputs, early = input_files(session.checked.config), EarlySessions(paths.early_sessions)
     waits_for_leader = session.local_worker is not None or (
         joins and session.checked.config.launch.kind == "slurm"
     )
     if waits_for_leader:
         # The energy of its devices is the study's from here on, also while it waits.
         account = _begin_engine(session, inputs, lease, prepares=False)
-        _await_study(database, session)
+        with _stored_if_it_ends(account, early):
+            _await_study(database, session)
     stored, session = load_stored(database, session)
     if stored is not None:
         if waits_for_leader:
@@ -95,11 +96,11 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     session.on_begin()
     if not waits_for_leader:
         account = _begin_engine(session, inputs, lease, prepares=not joins)
-    # The meter has begun, so that hashing counts as preparation.
-    inputs = with_sha256(inputs, session.interrupted)
-    early = EarlySessions(paths.early_sessions)
-    with _stored_afterwards(account, stored or early):
+    with _stored_if_it_ends(account, stored or early):
+        # The meter has begun, so that hashing counts as preparation.
+        inputs = with_sha256(inputs, session.interrupted)
         session, prepared = _prepare(session)
+    account.store(stored or early)
     lease.renew()
     provenance = provenance_of(session.checked, prepared, session.study_file)
     session.before_measuring()
@@ -115,8 +116,8 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
 
 
 @contextlib.contextmanager
-def _stored_afterwards(account: SessionAccount, stored: SessionStore) -> Iterator[None]:
-    """Store what this part of a call used, however it ends: it is the study's, too."""
+def _stored_if_it_ends(account: SessionAccount, stored: SessionStore) -> Iterator[None]:
+    """Store what a call has used if an error or an interruption ends it: it is the study's, too."""
     try:
         yield
     except MachineLost:  # its meter can't be read any more
@@ -125,7 +126,6 @@ def _stored_afterwards(account: SessionAccount, stored: SessionStore) -> Iterato
     except BaseException:
         account.store(stored)
         raise
-    account.store(stored)
 
 
 def _say_stalled(session: Session, text: str) -> None:

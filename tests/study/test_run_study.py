@@ -62,13 +62,16 @@ def test_calls_that_ended_before_the_study_are_its_cost(
     folder = tmp_path / "out"
     folder.mkdir()
 
-    def prepare(interrupted: object) -> None:
+    def asked(*arguments: object) -> None:
         raise StudyInterrupted("asked")
 
-    for _ in range(2):
+    for reads_inputs in (True, False):
         checked = check(parse_study(raw, "test"))
-        monkeypatch.setattr(checked.engine, "prepare", prepare)
-        with pytest.raises(StudyInterrupted):
+        with monkeypatch.context() as patched, pytest.raises(StudyInterrupted):
+            if reads_inputs:
+                patched.setattr(checked.engine, "prepare", asked)
+            else:  # their sha256 take long
+                patched.setattr("carbonopt.study.run_study.with_sha256", asked)
             called(checked, folder)
     assert StudyPaths(folder).foreign_files() == []
     data = called(check(parse_study(raw, "test")), folder)
