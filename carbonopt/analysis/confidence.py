@@ -29,10 +29,10 @@ NEARLY_AS_CHEAP = 0.05  # share of the recommended one's emissions
 class Standing(StrEnum):
     """The standing of a configuration against the target."""
 
-    CONFIRMED = (
-        "confirmed"  # repeated, and its mean is better than the target by more than the error
-    )
-    INCOMPLETE = "incomplete"  # meets the target so far, but has not run with all its seeds
+    # It was repeated, and its mean is better than the target by more than the error.
+    CONFIRMED = "confirmed"
+    # It meets the target so far, but has not run with all its seeds.
+    INCOMPLETE = "incomplete"
     # It has run with all its seeds, and its mean is better than the target, by less than the error.
     INCONCLUSIVE = "inconclusive"
     # Its mean misses the target, or it did not fit or diverged with another seed.

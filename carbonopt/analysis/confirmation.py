@@ -22,7 +22,8 @@ from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 
 # Least chance of a configuration that may well be confirmed. In simulated studies
-# (docs/confirmation.md) 1/5 confirms fewer, and 1/2 more expensive ones.
+# (benchmarks/confirmation.py), with 1/5 fewer had a confirmed winner, and with 1/2 the
+# winners emitted more.
 _MAY_WELL = 1 / 3
 
 # Least chance of a configuration that is repeated before the start configuration is. The start
@@ -93,7 +94,7 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
                     _may_try_new(data.config)
                     and winner in (None, start)
                     and not _is_promising(config, evidence, start)
-                    # it takes a run, and another one to be repeated
+                    # a new configuration needs a run of its own and at least one repeat
                     and runs_left >= kept + 2
                 )
                 break
@@ -136,10 +137,10 @@ def _is_promising(config: Configuration, evidence: Evidence, start: Configuratio
 
 
 def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration | None) -> int:
-    """Return how many of the last runs are the start's, where nothing is confirmed.
+    """Return how many of the last runs are kept for the start while nothing is confirmed.
 
-    A start that holds is then confirmed at least. They are the runners-up's; with confirm.baseline
-    the start has runs of its own.
+    So at least a start that meets the target is confirmed. They are taken from the runs of the
+    runners-up. With confirm.baseline none are kept, since the start has runs of its own.
     """
     if confirm.baseline or start is None or start.n >= confirm.seeds:
         return 0

@@ -181,15 +181,11 @@ def _left_out(auto: AutoSpace | None, *, is_settled: bool) -> str:
 
 
 def _confirmation(confirm: Confirm) -> str:
-    runners_up = {0: "", 1: " and its runner-up"}.get(
-        confirm.runners_up, f" and {confirm.runners_up} runners-up"
-    )
-    baseline = ", and the start configuration," if confirm.baseline else ""
-    each = " each" if runners_up or baseline else ""
     runs = count_text(confirm.most_repeats, "more run")
+    baseline = ", the start's among them" if confirm.baseline else ""
     return (
-        f"the winner{runners_up}{baseline} with {confirm.seeds} seeds{each}: at most {runs}"
-        " (repeats, or new configurations in their place), for which budget.trials does not count"
+        f"at most {runs}{baseline}, which budget.trials does not count: the most promising"
+        f" configurations again, each with up to {confirm.seeds} seeds, or new ones"
     )
 
 

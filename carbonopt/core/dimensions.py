@@ -291,7 +291,8 @@ class TrialParams(Frozen, extra="allow"):
 
     optimizer: Annotated[
         Optimizer | None,
-        # The Trainer makes AdamW itself; Muon is made here and given to it.
+        # The Trainer makes AdamW itself. Muon is made by `chosen_optimizer` of
+        # train/optim/arguments.py and given to it, so that its own argument stays AdamW's.
         Dimension(
             "optimizer",
             ("quality", "cost", "memory"),

@@ -215,10 +215,10 @@ class MachineMeter(EnergyWindows):
         self._window_start, self._utilisations = self._latest, []
 
     def _settle(self, phase: Phase) -> None:
-        """Take from OTHER what a phase lacks after its window, if more than it has was moved away.
+        """Set a phase that has fallen below 0 to 0, and take the difference from OTHER.
 
-        The window's later readings have then shown that other work kept the trial waiting, and
-        counted that energy as OTHER.
+        It falls below 0 if a part of it was moved to another phase, and a later reading of the same
+        window then shows that some of that part was other work's.
         """
         total = self._closed[phase]
         self._closed[phase] = total.at_least_nothing()

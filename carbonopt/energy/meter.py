@@ -27,7 +27,7 @@ class Meter(Protocol):
         """
 
     def use(self, gpus: int) -> None:
-        """Set how many GPUs a trial uses, the first ones, from the open window on.
+        """Set how many GPUs a trial uses: the first `gpus` of the meter's. The open window counts.
 
         The energy of the other GPUs counts as phase GAP, as does the CPU time of the study's own
         processes. No GPU is left over if the trial uses all, or if there are none.

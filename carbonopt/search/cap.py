@@ -68,10 +68,11 @@ def exceeds_cap(
 
     Args:
         cap_kg_co2e: emissions of the best trial that meets the target; None: there is none yet.
+        spent_kg_co2e: emissions of its training so far.
         share: the share of the trial's steps that `projected_kg_co2e` is computed from: steps made
             since its first report ÷ all of its steps.
-        projected_kg_co2e: emissions at the trial's end, if every step costs what those so far have
-            cost.
+        projected_kg_co2e: emissions at the trial's end, if every step costs what those since its
+            first report have cost.
         measured_s: duration of the steps that `projected_kg_co2e` is computed from.
         contended: whether other work uses its cores, too. Nothing is projected then: the first
             steps of one and the same configuration have differed by 60 %, as OpenMP's threads look

@@ -39,8 +39,8 @@ class CarbonSampler(Planner, BaseSampler):
 
     It proposes the configuration that is most likely to be the answer, per unit of the cost that
     trying it is expected to have. The study needs two objectives: a cost to minimize, in any unit,
-    and the quality. (carbonopt's own studies store kg CO2e; there the sampler takes the costs from
-    the trials' records, in kWh.) Several workers can share a study. They run different
+    and the quality. (Of a carbonopt study's trials, such as in `learn_from`, the costs are taken
+    from the records, in kWh.) Several workers can share a study. They run different
     configurations for as long as there is one that has not been tried.
 
     Args:

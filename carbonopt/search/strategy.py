@@ -249,7 +249,8 @@ class TrialPlan:
         records = tuple(map(TrialRecord.from_json, stored)) if confirms else ()
         missed = refuted(records, self.strategy.config)
         if self.replaces_repeat:
-            # What is dearer than a lucky run can be the answer: the start alone is to be beaten.
+            # Trials that met the target may have been lucky, so that a dearer one may be the
+            # answer: only the start counts as meeting it.
             start = {START_TRIAL} if self.strategy.config.search.start else set[int]()
             missed |= frozenset(record.trial for record in records) - start
         probes = [

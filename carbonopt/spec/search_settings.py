@@ -96,7 +96,8 @@ class Confirm(Settings):
     """Runs of each configuration, including its run in the search."""
 
     runners_up: int = Field(default=2, ge=0, le=100)
-    """The number of configurations besides the winner that are repeated."""
+    """How many runs the confirmation has: `seeds` − 1 for each of 1 + this many configurations.
+    Which configurations get them follows from the results."""
 
     baseline: bool = False
     """Also repeats the start (`search.start`, or the one that `space: auto` chose): once, and then

@@ -60,10 +60,10 @@ def check_job_is_long_enough(
 ) -> None:
     """Raise CarbonoptError if a trial would be cut off in every further Slurm job, too.
 
-    It would be if it was cut off after more than 90 % of a job's usable time. For a trial that was
-    cut off before, more than 50 % is enough if it was the first run of its latest job: the rest of
-    that job was used to start. A trial that saves a checkpoint within a job, or now will, is not
-    too long: it goes on from there.
+    It would be if it was cut off after more than 90 % of a job's usable time. If it was cut off
+    twice, and was its job's first run the last time, 50 % is enough: the job spent the rest on
+    starting. A trial that saves a checkpoint within a job, or now will, is not too long: it goes on
+    from there.
 
     Args:
         earlier: The trial's record after it was interrupted; None: it has not run yet.

@@ -122,9 +122,8 @@ class TrialWatch:
     """
 
     spec: TrialSpec
-    so_far: (
-        TrialRecord  # first as `begun_record` returns it, then with all that is known of the trial
-    )
+    # first as `begun_record` returns it, then with all that is known of the trial
+    so_far: TrialRecord
     trial: RunningTrial
     meter: Meter
     rules: Rules
