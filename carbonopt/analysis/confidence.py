@@ -165,7 +165,7 @@ class Evidence:
     def __init__(self, tried: Iterable[Configuration], target: Target | None, seeds: int) -> None:
         self.configurations, self._target, self._seeds = tuple(tried), target, seeds
         spread = pooled(candidate.scaled_values for candidate in self.configurations)
-        self.scaled_value = spread and spread.or_larger(_deviation_of_rounding(self.configurations))
+        self.value_spread = spread and spread.or_larger(_deviation_of_rounding(self.configurations))
 
     @classmethod
     def of(cls, data: StudyData, target: Target) -> "Evidence":
@@ -173,7 +173,7 @@ class Evidence:
         return cls(configurations(data.records), target, seeds)
 
     @cached_property
-    def _log_emissions(self) -> Pooled | None:
+    def _emissions_spread(self) -> Pooled | None:
         return log_spread(self.configurations)
 
     def standing(self, candidate: Configuration) -> Standing:
@@ -230,10 +230,10 @@ class Evidence:
         """
         from scipy.special import ndtr  # imported here as in `Pooled.margin`
 
-        if self.scaled_value is None or self._target is None:
+        if self.value_spread is None or self._target is None:
             return 1.0
         more = self._seeds - candidate.n
-        noise = self.scaled_value.or_own_if_larger(candidate.scaled_values)
+        noise = self.value_spread.or_own_if_larger(candidate.scaled_values)
         needed = replace(noise, freedom=noise.freedom + more).margin(self._seeds)
         slack = -self._target.shortfall(candidate.value) - needed
         deviation = noise.deviation * more / self._seeds * math.sqrt(1 / candidate.n + 1 / more)
@@ -277,10 +277,10 @@ class Evidence:
 
     def _emissions_deviation_kg_co2e(self, candidate: Configuration) -> float | None:
         """Return the standard deviation of one run, from the pooled share or its own if larger."""
-        if self._log_emissions is None or not min(candidate.emissions_of_runs) > 0:
+        if self._emissions_spread is None or not min(candidate.emissions_of_runs) > 0:
             return None
         logs = [math.log(kg) for kg in candidate.emissions_of_runs]
-        share = self._log_emissions.or_own_if_larger(logs).deviation
+        share = self._emissions_spread.or_own_if_larger(logs).deviation
         return share * candidate.emissions_kg_co2e
 
     def log_emissions_margin(self, *runs: int) -> float | None:
@@ -292,9 +292,9 @@ class Evidence:
         Args:
             runs: number of runs of each mean.
         """
-        if self._log_emissions is None:
+        if self._emissions_spread is None:
             return None
-        return min(self._log_emissions.margin(*runs), LARGEST_MARGIN)
+        return min(self._emissions_spread.margin(*runs), LARGEST_MARGIN)
 
     def saving_interval(
         self, candidate: Configuration, baseline: Configuration
@@ -341,7 +341,7 @@ class Evidence:
         better. None: there is none, or the winner is confirmed or has no bound.
         """
         bound, rank, winner_kg = self.bound(winner), winner.quality.rank, winner.emissions_kg_co2e
-        spread = self._log_emissions
+        spread = self._emissions_spread
         if bound is None or spread is None or self.confirmed(winner) or not winner_kg > 0:
             return None
         safer = [
@@ -369,7 +369,7 @@ class Evidence:
 
     def ties(self, winner: Configuration) -> tuple[int, ...]:
         """Return other confirmed trials whose emissions equal the winner's within the error."""
-        spread, winner_kg = self._log_emissions, winner.emissions_kg_co2e
+        spread, winner_kg = self._emissions_spread, winner.emissions_kg_co2e
         if spread is None or not winner_kg > 0 or not self.confirmed(winner):
             return ()
         rest = [
@@ -386,8 +386,8 @@ class Evidence:
 
     def _noise(self, candidate: Configuration) -> Pooled | None:
         return (
-            self.scaled_value.or_own_if_larger(candidate.scaled_values)
-            if self.scaled_value and candidate.n > 1
+            self.value_spread.or_own_if_larger(candidate.scaled_values)
+            if self.value_spread and candidate.n > 1
             else None
         )
 

@@ -50,7 +50,7 @@ class ConfirmationProgress(Frozen):
     trials: tuple[int, ...]  # the search's trials whose configurations were chosen so far
     next: Repeat | None  # None: nothing is left to run
     # whether a new configuration should rather be tried, since the next repeat promises little
-    rather_new: bool
+    prefers_new: bool
     not_recorded: tuple[Repeat, ...]  # repeats that are due, but that a replay's table lacks
 
 
@@ -61,39 +61,39 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     """
     confirm = data.config.confirm
     assert confirm is not None
-    evidence, rather_new = Evidence.of(data, data.config.target.at()), False
+    evidence, prefers_new = Evidence.of(data, data.config.target.at()), False
     baseline = next(
-        (config for config in evidence.configurations if config.trial == START_TRIAL), None
+        (candidate for candidate in evidence.configurations if candidate.trial == START_TRIAL), None
     )
     chosen: set[int] = set()
     not_recorded: list[Repeat] = []
     due: Repeat | None = None
 
-    def next_run(config: Configuration) -> Repeat | None:
+    def next_run(candidate: Configuration) -> Repeat | None:
         """Note that a configuration was chosen, and return its next run; None if it has none.
 
         Runs that a replay's table lacks are noted, too.
         """
-        chosen.add(config.trial)
-        for seed in _missing_seeds(data, config.first, confirm.seeds):
-            repeat = Repeat(trial=config.trial, seed=seed)
-            if available(seed, config.first.params):
+        chosen.add(candidate.trial)
+        for seed in _missing_seeds(data, candidate.first, confirm.seeds):
+            repeat = Repeat(trial=candidate.trial, seed=seed)
+            if available(seed, candidate.first.params):
                 return repeat
             not_recorded.append(repeat)
         return None
 
-    runs_left = confirm.most_search_repeats - _spent(data)
+    runs_left = confirm.most_search_repeats - _runs_so_far(data)
     if runs_left > 0:
         start = baseline if data.config.search.start else None
         winner = _cheapest_confirmed(evidence)
         kept = _kept_for_start(confirm, evidence, start) if winner is None else 0
-        for config in _in_order(data, evidence, start, start_is_due=runs_left <= kept):
-            due = next_run(config)
+        for candidate in _in_order(data, evidence, start, start_is_due=runs_left <= kept):
+            due = next_run(candidate)
             if due is not None:
-                rather_new = (
+                prefers_new = (
                     _may_try_new(data.config)
                     and winner in (None, start)
-                    and not _is_promising(config, evidence, start)
+                    and not _is_promising(candidate, evidence, start)
                     # a new configuration needs a run of its own and at least one repeat
                     and runs_left >= kept + 2
                 )
@@ -106,7 +106,7 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     return ConfirmationProgress(
         trials=tuple(sorted(chosen | had_repeats)),
         next=due,
-        rather_new=rather_new,
+        prefers_new=prefers_new,
         not_recorded=tuple(not_recorded),
     )
 
@@ -131,9 +131,11 @@ def _in_order(
         yield following
 
 
-def _is_promising(config: Configuration, evidence: Evidence, start: Configuration | None) -> bool:
+def _is_promising(
+    candidate: Configuration, evidence: Evidence, start: Configuration | None
+) -> bool:
     """Return whether a configuration other than the start may well be confirmed."""
-    return config is not start and evidence.chance(config) >= _MAY_WELL
+    return candidate is not start and evidence.chance(candidate) >= _MAY_WELL
 
 
 def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration | None) -> int:
@@ -160,7 +162,7 @@ def _may_try_new(config: StudyConfig) -> bool:
     return runners_up > 0 and learns
 
 
-def _spent(data: StudyData) -> int:
+def _runs_so_far(data: StudyData) -> int:
     """Count the confirmation's runs so far: repeats, and configurations tried in their place.
 
     Repeats of the start that confirm.baseline adds don't count.
@@ -183,18 +185,22 @@ def outcome(data: StudyData, available: Available) -> str:
     if not progress.trials:
         return "no trial met the target, so none was repeated"
     evidence = Evidence.of(data, data.config.target.at())
-    chosen = [config for config in evidence.configurations if config.trial in progress.trials]
+    chosen = [
+        candidate for candidate in evidence.configurations if candidate.trial in progress.trials
+    ]
     parts = []
-    for seeds in sorted({config.n for config in chosen}, reverse=True):
-        trials = [str(config.trial) for config in chosen if config.n == seeds]
+    for seeds in sorted({candidate.n for candidate in chosen}, reverse=True):
+        trials = [str(candidate.trial) for candidate in chosen if candidate.n == seeds]
         who = f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials)}"
         parts.append(f"{who} ran with {seeds} seed{'s' if seeds > 1 else ''}")
     if not any(map(evidence.confirmed, chosen)):
         parts.append("none of them was confirmed")
     confirm = data.config.confirm
     assert confirm is not None
-    is_sure = any(config.n == confirm.seeds and evidence.confirmed(config) for config in chosen)
-    if not is_sure and _spent(data) >= confirm.most_search_repeats:
+    is_sure = any(
+        candidate.n == confirm.seeds and evidence.confirmed(candidate) for candidate in chosen
+    )
+    if not is_sure and _runs_so_far(data) >= confirm.most_search_repeats:
         parts.append(f"the {confirm.most_search_repeats} runs of the confirmation are used up")
     if added := _added_trials(data):
         parts.append(f"{count_text(added, 'more trial')} took the place of repeats")
@@ -225,9 +231,9 @@ def refuted(records: Iterable[TrialRecord], config: StudyConfig) -> frozenset[in
     )
 
 
-def _is_refuted(config: Configuration, target: Target) -> bool:
+def _is_refuted(candidate: Configuration, target: Target) -> bool:
     """Return whether the runs so far miss the target on average, or another seed failed."""
-    return config.failed_replicate or (config.n > 1 and not target.is_met_by(config.value))
+    return candidate.failed_replicate or (candidate.n > 1 and not target.is_met_by(candidate.value))
 
 
 def _following(
@@ -245,19 +251,23 @@ def _following(
     """
     tried = evidence.configurations
     winner = _cheapest_confirmed(evidence)
-    unfinished = [config for config in tried if config.n < seeds and config not in but]
+    unfinished = [candidate for candidate in tried if candidate.n < seeds and candidate not in but]
     may_hold = [
-        config for config in unfinished if evidence.standing(config) is not Standing.REJECTED
+        candidate
+        for candidate in unfinished
+        if evidence.standing(candidate) is not Standing.REJECTED
     ]
     if winner is None:
         rivals = [
-            config for config in may_hold if start is None or config.mean_rank < start.mean_rank
+            candidate
+            for candidate in may_hold
+            if start is None or candidate.mean_rank < start.mean_rank
         ]
         promising = _most_promising(rivals, evidence, _MAY)
         if promising is None and start in may_hold:
             return start
         return promising or _most_promising(may_hold, evidence, 0.0)
-    cheaper = [config for config in may_hold if config.mean_rank < winner.mean_rank]
+    cheaper = [candidate for candidate in may_hold if candidate.mean_rank < winner.mean_rank]
     if likely := _most_promising(cheaper, evidence, _MAY_WELL):
         return likely
     # The start is the winner, where cheaper ones were not confirmed: its runs come after theirs.
@@ -265,12 +275,14 @@ def _following(
         return winner
     winner_kg = winner.emissions_kg_co2e
     near = [
-        config for config in unfinished if config.n == 1 and config.mean_rank < winner.mean_rank
+        candidate
+        for candidate in unfinished
+        if candidate.n == 1 and candidate.mean_rank < winner.mean_rank
     ]
-    may_hold += [config for config in near if _nearly_meets(config, evidence, target)]
+    may_hold += [candidate for candidate in near if _nearly_meets(candidate, evidence, target)]
     return min(
-        (config for config in may_hold if config is not winner),
-        key=lambda config: (abs(config.emissions_kg_co2e - winner_kg), config.mean_rank),
+        (candidate for candidate in may_hold if candidate is not winner),
+        key=lambda candidate: (abs(candidate.emissions_kg_co2e - winner_kg), candidate.mean_rank),
         default=winner if winner in may_hold else None,
     )
 
@@ -283,13 +295,13 @@ def _most_promising(
     Args:
         least: The least chance of the likeliest one; None is returned where all have less.
     """
-    chances = {config.trial: evidence.chance(config) for config in tried}
-    likely = [config for config in tried if chances[config.trial] >= _MAY_WELL]
+    chances = {candidate.trial: evidence.chance(candidate) for candidate in tried}
+    likely = [candidate for candidate in tried if chances[candidate.trial] >= _MAY_WELL]
     if likely:
-        return min(likely, key=lambda config: config.mean_rank)
+        return min(likely, key=lambda candidate: candidate.mean_rank)
     return max(
-        (config for config in tried if chances[config.trial] >= least),
-        key=lambda config: (chances[config.trial], -config.rank[0], -config.trial),
+        (candidate for candidate in tried if chances[candidate.trial] >= least),
+        key=lambda candidate: (chances[candidate.trial], -candidate.rank[0], -candidate.trial),
         default=None,
     )
 
@@ -310,15 +322,15 @@ def _is_precise(evidence: Evidence, baseline: Configuration) -> bool:
 
 def _cheapest_confirmed(evidence: Evidence) -> Configuration | None:
     confirmed = filter(evidence.confirmed, evidence.configurations)
-    return min(confirmed, key=lambda config: config.mean_rank, default=None)
+    return min(confirmed, key=lambda candidate: candidate.mean_rank, default=None)
 
 
-def _nearly_meets(config: Configuration, evidence: Evidence, target: Target) -> bool:
+def _nearly_meets(candidate: Configuration, evidence: Evidence, target: Target) -> bool:
     """Return whether a single run misses the target by at most a standard deviation of the repeats.
 
     One farther off would have to have been unlucky by more than two.
     """
-    noise, over = evidence.scaled_value, target.shortfall(config.value)
+    noise, over = evidence.value_spread, target.shortfall(candidate.value)
     return noise is not None and 0 < over <= noise.deviation
 
 

@@ -22,7 +22,7 @@ from carbonopt.search.models.features import Configurations, SpaceEncoder, compa
 from carbonopt.search.models.line import straight_line_loss
 from carbonopt.search.models.run_costs import RunCosts, first_costs
 from carbonopt.search.models.subset import MOST_FITTED, covering, spread_out
-from carbonopt.search.observation import Observation, Values
+from carbonopt.search.observation import AnyValues, Observation
 
 PRIOR_POINTS = 120  # evaluations of all prior studies together that the loss model is fitted to
 
@@ -471,6 +471,6 @@ def _numbers(values: Iterable[float | None]) -> Array:
     return np.array([math.nan if value is None else value for value in values], float)
 
 
-def _kernels(values: Values) -> tuple[Any, ...]:
+def _kernels(values: AnyValues) -> tuple[Any, ...]:
     """Return the values that decide which kernels are compiled."""
     return tuple(values.get(name) for name in _OF_KERNELS)

@@ -21,7 +21,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.trial import Kernels, Stage, StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
 
-Values = Mapping[str, Any]  # a configuration's values, by its dimensions' names
+AnyValues = Mapping[str, Any]  # a configuration's values, by its dimensions' names
 
 # Names of user attributes, see `_UserAttributes`.
 CURVE = "curve"
@@ -86,7 +86,7 @@ class Observation:
     """
 
     number: int
-    params: Values
+    params: AnyValues
     # share of all steps, loss (see `Quality`); shares rise
     curve: tuple[tuple[float, float], ...]
     total_steps: int | None
@@ -116,7 +116,7 @@ class Observation:
 
 
 def observe(
-    trial: FrozenTrial, quality: Quality, with_fixed: Callable[[dict[str, Any]], Values] = dict
+    trial: FrozenTrial, quality: Quality, with_fixed: Callable[[dict[str, Any]], AnyValues] = dict
 ) -> Observation | None:
     """Return the observation of a trial; None for one that has not begun.
 
@@ -232,7 +232,7 @@ def of_record(record: TrialRecord) -> Observation:
 
 
 def of_evaluations(
-    number: int, params: Values, evals: Sequence[EvalPoint], total_steps: int, quality: Quality
+    number: int, params: AnyValues, evals: Sequence[EvalPoint], total_steps: int, quality: Quality
 ) -> Observation:
     """Return the observation of a running trial.
 
@@ -292,7 +292,7 @@ def examples(point: EvalPoint, quality: Quality) -> float:
     return point.count if point.count > 1 else UNTOLD_EXAMPLES
 
 
-def trial_params(values: Values) -> TrainingParams:
+def trial_params(values: AnyValues) -> TrainingParams:
     """Return the part of a configuration whose meaning the models need (`NEEDED`)."""
     known = {name: values.get(name, default) for name, default in NEEDED.items()}
     # A scheduler of another library is taken for one that falls linearly.

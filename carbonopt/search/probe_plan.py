@@ -15,7 +15,7 @@ from carbonopt.core.arrays import Array, Mask
 from carbonopt.core.dimensions import DIMENSIONS, Affects, StatedAffects, affecting
 from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.models.features import Configurations
-from carbonopt.search.observation import Observation, Values
+from carbonopt.search.observation import AnyValues, Observation
 from carbonopt.search.proposal import DRAWS
 
 _MEASURED: tuple[Affects, ...] = ("cost", "memory")  # what a probe measures
@@ -117,7 +117,7 @@ def _unseen_choices(configurations: Configurations, knowledge: Knowledge) -> Arr
 
 
 def failed_by(
-    values: Values,
+    values: AnyValues,
     probes: Iterable[Observation],
     affects: Mapping[str, StatedAffects] | None = None,
 ) -> bool:

@@ -19,11 +19,11 @@ def _available(engine: Engine) -> Available:
     return lambda seed, params: engine.seed(seed, params) == seed
 
 
-def rather_new(data: StudyData, engine: Engine) -> bool:
+def prefers_new(data: StudyData, engine: Engine) -> bool:
     """Return whether the confirmation should try a new configuration in place of a repeat."""
     if data.config.confirm is None:
         return False
-    return confirmation_progress(data, _available(engine)).rather_new
+    return confirmation_progress(data, _available(engine)).prefers_new
 
 
 def next_repeat(

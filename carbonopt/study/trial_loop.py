@@ -33,7 +33,7 @@ from carbonopt.storage.workers import Lease
 from carbonopt.study.account import SessionAccount, StudyBudget, all_trials_run
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
 from carbonopt.study.input_files import check_unchanged, input_files
-from carbonopt.study.repeats import next_repeat, rather_new, with_confirmation
+from carbonopt.study.repeats import next_repeat, prefers_new, with_confirmation
 from carbonopt.study.resume import may_write
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
@@ -398,7 +398,7 @@ class TrialLoop:
         return (
             self.budget.limit_reached(data.spent_kwh()) is None
             and always_the_same_failure(data) is None
-            and rather_new(data, self.engine)
+            and prefers_new(data, self.engine)
             and plan.why_ended is None
         )
 

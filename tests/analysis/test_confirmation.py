@@ -231,10 +231,10 @@ def test_the_chance_is_that_of_simulated_repeats() -> None:
     config = Configuration([run_of(9.88), run_of(9.90)])
     other = Configuration([run_of(value) for value in 9.5 * np.exp(rng.normal(0.0, 0.01, 400))])
     evidence = Evidence([config, other], Target(PERPLEXITY, TARGET), seeds=5)
-    (deviation, _), mean = astuple(evidence.scaled_value), math.log(config.value)
+    (deviation, _), mean = astuple(evidence.value_spread), math.log(config.value)
     truth = rng.normal(mean, deviation / math.sqrt(2), 100_000)
     more = rng.normal(truth[:, None], deviation, (100_000, 3)).mean(axis=1)
-    confirmed = (2 * mean + 3 * more) / 5 + evidence.scaled_value.margin(5) <= math.log(TARGET)
+    confirmed = (2 * mean + 3 * more) / 5 + evidence.value_spread.margin(5) <= math.log(TARGET)
     assert 0.2 < confirmed.mean() < 0.9
     assert evidence.chance(config) == pytest.approx(confirmed.mean(), abs=0.01)
 

@@ -35,9 +35,9 @@ from carbonopt.core.dimensions import (
 from carbonopt.core.errors import shortened
 from carbonopt.core.values import Scalar
 from carbonopt.search.models.curves import CORE, Points
-from carbonopt.search.observation import NEEDED, Observation, Values, trial_params
+from carbonopt.search.observation import NEEDED, AnyValues, Observation, trial_params
 
-Configurations = Sequence[Values]
+Configurations = Sequence[AnyValues]
 
 # Expectations before anything is measured: cost and memory grow with the batch to this power, since
 # a small batch leaves a GPU idle; and ln of the factor by which a setting changes the cost of a
@@ -141,7 +141,7 @@ class SpaceEncoder:
         configurations: Configurations,
         what: Affects,
         batch: str,
-        more: Callable[[Values], float],
+        more: Callable[[AnyValues], float],
     ) -> Array:
         sizes = [values.get(batch, values.get("global_batch_size", 1)) for values in configurations]
         pairs = [
@@ -212,7 +212,7 @@ class SpaceEncoder:
             if low <= self.advised[name] <= high
         }
 
-    def _curve_row(self, values: Values, share: float) -> list[float]:
+    def _curve_row(self, values: AnyValues, share: float) -> list[float]:
         params, steps = trial_params(values), self.steps(values)
         area, rate_share = progress(params, share)
         rate = params.optimizer_learning_rate or params.learning_rate
@@ -229,11 +229,11 @@ class SpaceEncoder:
         """The last columns of a curve's row, one for each prior study."""
         return [float(study == self.study) for study in range(self.earlier)]
 
-    def steps(self, values: Values) -> float:
+    def steps(self, values: AnyValues) -> float:
         """Return the number of steps of a configuration's whole training."""
         return self.sequences * _steps_by(values, self.follows)
 
-    def _others(self, values: Values, what: Affects, *without: str) -> list[float]:
+    def _others(self, values: AnyValues, what: Affects, *without: str) -> list[float]:
         """Return the columns of all dimensions that affect this, except for some."""
         columns = [(name, column) for name, column in self._affecting[what] if name not in without]
         return [number for name, column in columns for number in column(values.get(name))]
@@ -297,7 +297,7 @@ def _by_words(distribution: BaseDistribution) -> bool:
     return isinstance(distribution, CategoricalDistribution) and not _is_numeric(distribution)
 
 
-def comparable(values: Values, distributions: Mapping[str, BaseDistribution]) -> bool:
+def comparable(values: AnyValues, distributions: Mapping[str, BaseDistribution]) -> bool:
     """Return whether a configuration of another space has a place in this one.
 
     It does if its values are ones that its dimensions can have, numbers where this space has
@@ -322,7 +322,7 @@ def _is_numeric(distribution: CategoricalDistribution) -> bool:
     )
 
 
-def check_values(values: Values) -> None:
+def check_values(values: AnyValues) -> None:
     """Raise ValueError for a value that a dimension of its name can't have."""
     for name, value in values.items():
         if not isinstance(value, Scalar | None) or not _can_be(name, value):
@@ -383,7 +383,7 @@ def _ends(distribution: BaseDistribution) -> tuple[float, float]:
     return distribution.low, distribution.high
 
 
-def expected_cost(values: Values) -> float:
+def expected_cost(values: AnyValues) -> float:
     """Return the expected effect on a step's ln(cost) of settings that leave the quality alone."""
     batch = values.get("global_batch_size", 1)
     passes = max(1.0, batch / values.get("micro_batch_size_per_gpu", batch))
@@ -391,7 +391,7 @@ def expected_cost(values: Values) -> float:
     return _PASSES_POWER * math.log(passes) + sum(known)
 
 
-def _steps_by(values: Values, follows: tuple[str, ...]) -> float:
+def _steps_by(values: AnyValues, follows: tuple[str, ...]) -> float:
     epochs = values.get("epochs", 1) if "epochs" in follows else 1
     batch = values.get("global_batch_size", 1) if "global_batch_size" in follows else 1
     return float(epochs / batch)

@@ -16,7 +16,7 @@ from carbonopt.core.arrays import Array
 from carbonopt.core.trial import Kernels
 from carbonopt.search.models.costs import SettingModel
 from carbonopt.search.models.features import Configurations, SpaceEncoder, possible_steps_laws
-from carbonopt.search.observation import Observation, Values
+from carbonopt.search.observation import AnyValues, Observation
 
 # Probability that steps follow one of the other laws that the trials leave possible: a script may
 # make as many steps whatever its batch.
@@ -117,7 +117,7 @@ def _measured_first_costs(trials: Iterable[Observation]) -> dict[tuple[Any, ...]
     return measured
 
 
-def _compiling(values: Values) -> tuple[Any, ...]:
+def _compiling(values: AnyValues) -> tuple[Any, ...]:
     """Return the values that decide whether anything is compiled, and how much."""
     return tuple(
         values.get(name) for name in ("torch_compile", "attention_implementation", "output_layer")
