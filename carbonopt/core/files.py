@@ -200,6 +200,20 @@ def check_regular(path: Path, *, link: bool = False) -> None:
     raise BadInput(f"{path} has to be a file, but is {kind}; move it.")
 
 
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that it holds; of a link the link alone.
+
+    Unlike `shutil.rmtree`, it doesn't wait for a writer of a named pipe.
+
+    Raises:
+        OSError: If the system refuses it.
+    """
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
 def existing_parent(path: Path, what: str) -> Path:
     """Return the nearest folder above a path that exists already.
 

@@ -5,13 +5,12 @@ Nothing that was measured is removed from it.
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from carbonopt.core.errors import BadInput, CarbonoptError
-from carbonopt.core.files import existing_parent, kind_of, lock_file
+from carbonopt.core.files import existing_parent, kind_of, lock_file, remove
 from carbonopt.storage.paths import PipelinePaths, StudyPaths
 
 Paths = StudyPaths | PipelinePaths
@@ -44,10 +43,7 @@ class HeldFolder:
         # Files that can't be removed do no harm, and the refusal is the error to report.
         with suppress(OSError):
             for path in made:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                remove(path)
             for folder in self._missing:
                 folder.rmdir()
 

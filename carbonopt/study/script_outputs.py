@@ -3,12 +3,12 @@
 `workload.keep_outputs` says which outputs are kept.
 """
 
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
+from carbonopt.core.files import remove
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
@@ -37,11 +37,7 @@ def remove_outputs(
         (record for record in data.records if record.trial not in needed), paths
     ):
         try:
-            # Not by rmtree, which would wait for a writer of a named pipe.
-            if folder.is_symlink() or not folder.is_dir():
-                folder.unlink()
-            else:
-                shutil.rmtree(folder)
+            remove(folder)
         except OSError as error:
             warn(f"{folder} can't be removed: {error.strerror}; workload.keep_outputs is {keeps}.")
 

@@ -7,7 +7,6 @@ used.
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import kind_of, parsed_json
+from carbonopt.core.files import kind_of, parsed_json, remove
 from carbonopt.core.trial import Phase, Stage, StageCost, StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Frozen, Whole
 from carbonopt.energy.meter_reading import Reading
@@ -167,7 +166,7 @@ def keep_only(folder: Path, step: int | None) -> None:
     kept = None if step is None else checkpoint_name(step)
     for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.name != kept and entry.name.startswith(("step-", ".step-")):
-            _remove(entry)
+            remove(entry)
 
 
 def remove_checkpoints(data: StudyData, paths: StudyPaths, warn: Callable[[str], None]) -> None:
@@ -184,14 +183,6 @@ def remove_checkpoints(data: StudyData, paths: StudyPaths, warn: Callable[[str],
         if record.state is TrialState.RUNNING or goes_on or kind_of(folder) is None:
             continue
         try:
-            _remove(folder)
+            remove(folder)
         except OSError as error:
             warn(f"{folder} can't be removed: {error.strerror}.")
-
-
-def _remove(path: Path) -> None:
-    # Not by rmtree alone, which would wait for a writer of a named pipe.
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-    else:
-        shutil.rmtree(path)

@@ -118,7 +118,11 @@ def _measured_first_costs(trials: Iterable[Observation]) -> dict[tuple[Any, ...]
 
 
 def _compiling(values: AnyValues) -> tuple[Any, ...]:
-    """Return the values that decide whether anything is compiled, and how much."""
+    """Return the values that decide whether anything is compiled, and how much.
+
+    They are fewer than those that kernels depend on (`affecting("kernels")`): another batch size
+    compiles anew, but at about the same cost.
+    """
     return tuple(
         values.get(name) for name in ("torch_compile", "attention_implementation", "output_layer")
     )
