@@ -217,18 +217,7 @@ class TrialLoop:
         ended = budget_used or always_the_same_failure(seen.data) or plan.why_ended
         if ended and not self._tries_another(seen.data, plan):
             if not self._queue_repeat(seen.data):
-                if any(
-                    run.state is TrialState.RUNNING
-                    for run in (*seen.data.records, *seen.data.probes)
-                ):
-                    return self._wait  # other workers still run something
-                storage.set_ended(
-                    with_confirmation(ended, seen.data, self.engine),
-                    by_budget=budget_used is not None,
-                )
-                remove_outputs(seen.data, self.paths, self.display.warn, ended=True)
-                remove_checkpoints(seen.data, self.paths, self.display.warn)
-                return None
+                return self._end(seen.data, ended, by_budget=budget_used is not None)
             seen = storage.snapshot(self.lease.living)  # now has the repeat
             plan = self._plan(seen)
         elif not ended and not self._may_begin(seen):
@@ -240,6 +229,18 @@ class TrialLoop:
         storage.study.sampler = plan.sampler
         asked = storage.study.ask(self.strategy.distributions)
         return self._begin_trial(asked, seen, plan)
+
+    def _end(self, data: StudyData, why: str, *, by_budget: bool) -> Callable[[], None] | None:
+        """Store the study's end, and remove what nobody needs any more; return None.
+
+        Returns `_wait` instead, and ends nothing, while other workers still run something.
+        """
+        if any(run.state is TrialState.RUNNING for run in (*data.records, *data.probes)):
+            return self._wait
+        self.storage.set_ended(with_confirmation(why, data, self.engine), by_budget=by_budget)
+        remove_outputs(data, self.paths, self.display.warn, ended=True)
+        remove_checkpoints(data, self.paths, self.display.warn)
+        return None
 
     def _plan_start(self, data: StudyData) -> PlannedStart | None:
         """Plan the next trial's start, store the plan, and return it; None: it begins now.
