@@ -63,6 +63,7 @@ def attempt(
     checkpoint: Checkpoint | None = None,
     program: Program | None = None,
     speaks: bool = True,
+    interrupted_at_step: int | None = None,
     **rules: object,
 ) -> tuple[TrialRecord, list[Checkpoint], list[TrialRecord]]:
     """One attempt whose process runs this script; each window of a phase has 1 kWh and 1 s.
@@ -81,10 +82,14 @@ def attempt(
         trial_dir=str(folder),
         program=program,
     )
+
+    def is_interrupted() -> bool:
+        return watch.so_far.steps_done == interrupted_at_step is not None
+
     settings = {
         "emissions_kg_co2e": lambda energy_kwh: energy_kwh * 10,
         "budget_spent": lambda: False,
-        "interrupted": lambda: False,
+        "interrupted": is_interrupted,
         "timeout_s": 60.0,
     } | rules
     meter = JoulePerPhase()
@@ -97,7 +102,7 @@ def attempt(
         checkpoints.append(checkpoint)
         return True
 
-    record = TrialWatch(
+    watch = TrialWatch(
         spec=spec,
         so_far=begun_record(spec, PERPLEXITY, "worker", earlier),
         trial=WorkProcesses(argv, [{}], dict(os.environ), folder / "log.txt"),
@@ -108,7 +113,8 @@ def attempt(
         store=stored.append,
         checkpoint=checkpoint,
         store_checkpoint=store_checkpoint,
-    ).run()
+    )
+    record = watch.run()
     return record, [Checkpoint.from_text(each.as_text(), 3) for each in checkpoints], stored
 
 
@@ -250,7 +256,7 @@ def interrupted_soon() -> Callable[[], bool]:
 
 def test_attempts_of_a_script_that_saves_itself_are_added_up(tmp_path: Path) -> None:
     """Also one that is cut off before its first step, and one that makes some steps again."""
-    first, kept, _ = attempt(SCRIPT_BEGUN, tmp_path, program=OWN, interrupted=interrupted_soon())
+    first, kept, _ = attempt(SCRIPT_BEGUN, tmp_path, program=OWN, interrupted_at_step=30)
     assert first.stop_reason is StopReason.INTERRUPTED and kept[-1].record.steps_done == 30
     assert kept[-1].spent_kwh == pytest.approx(first.energy_kwh.total)
     second, cut, _ = attempt(
@@ -269,7 +275,7 @@ def test_attempts_of_a_script_that_saves_itself_are_added_up(tmp_path: Path) -> 
 
 
 def test_script_that_begins_again_counts_alone(tmp_path: Path) -> None:
-    first, kept, _ = attempt(SCRIPT_BEGUN, tmp_path, program=OWN, interrupted=interrupted_soon())
+    first, kept, _ = attempt(SCRIPT_BEGUN, tmp_path, program=OWN, interrupted_at_step=30)
     script = "progress(1)\nevaluated(100, 1.0)\nos._exit(0)"
     again, _, _ = attempt(script, tmp_path, first, kept[-1], OWN)
     alone, _, _ = attempt(script, tmp_path, program=OWN)
