@@ -7,6 +7,7 @@ while the trial runs, until its last step or the step at which it becomes an aud
 
 import math
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from carbonopt.core.trial import TrialRecord, TrialState
 
@@ -50,6 +51,31 @@ def may_stop_early(records: Iterable[TrialRecord]) -> bool:
         and (record.steps_done or 0) < record.planned_steps
         for record in records
     )
+
+
+@dataclass
+class CostProjection:
+    """The energy that a trial's whole training is projected to take.
+
+    It is projected from the steps since the trial's first report: what came before may include
+    compilation.
+    """
+
+    share: float = 0.0  # these steps ÷ all steps of the trial
+    measured_s: float = 0.0  # their duration
+    energy_kwh: float = 0.0  # of the whole training
+    # step, energy in kWh and seconds at the first report
+    _first: tuple[int, float, float] | None = None
+
+    def update(self, step: int, total_steps: int, spent_kwh: float, train_s: float) -> None:
+        """Project anew from what the training has used up to a step, and how long it took."""
+        self._first = self._first or (step, spent_kwh, train_s)
+        first_step, first_kwh, first_s = self._first
+        if step > first_step:
+            per_step_kwh = (spent_kwh - first_kwh) / (step - first_step)
+            self.share = (step - first_step) / total_steps
+            self.measured_s = train_s - first_s
+            self.energy_kwh = spent_kwh + per_step_kwh * (total_steps - step)
 
 
 def exceeds_cap(

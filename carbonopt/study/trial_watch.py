@@ -32,7 +32,7 @@ from carbonopt.core.units import now_utc
 from carbonopt.energy.meter import Meter
 from carbonopt.energy.meter_reading import Reading
 from carbonopt.engines.engine import RunningTrial, await_own_signal
-from carbonopt.search.cap import exceeds_cap
+from carbonopt.search.cap import CostProjection, exceeds_cap
 from carbonopt.spec.quality_source import FileState, NoQuality
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.phases import TrialPhases
@@ -141,10 +141,7 @@ class TrialWatch:
     store_checkpoint: Callable[[Checkpoint], bool] = lambda checkpoint: False
     # Receives a message for the user.
     warn: Callable[[str], None] = lambda text: None
-    # Step, energy in kWh and seconds of the first report: before it, energy includes compilation.
-    _first_progress: tuple[int, float, float] | None = None
-    # Share and seconds of the steps that the projection is made from; projected kWh of all steps.
-    _projected: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    _projection: CostProjection = field(default_factory=CostProjection)
     _phase_untold: bool = True  # no phase has been reported yet
     _log_size: tuple[int, float] = (0, -math.inf)  # size in bytes; time of its last change
     # Evaluations so far; `so_far` gets them when it is stored.
@@ -522,27 +519,25 @@ class TrialWatch:
         return not self.rules.audit
 
     def _exceeds_cap(self) -> bool:
-        cap, (share, measured_s, projected_kwh) = self.rules.cap_kg_co2e, self._projected
+        projection = self._projection
         # Work that a script does after a step may not be training: only its steps count.
         steps_alone = self.spec.program is not None and not self._phase_untold
         spent_kwh = self._stepped_kwh() if steps_alone else self._train_kwh()
-        spent, projected = map(self.rules.emissions_kg_co2e, (spent_kwh, projected_kwh))
-        contended = self.so_far.is_contended
-        return exceeds_cap(cap, spent, share, projected, measured_s=measured_s, contended=contended)
+        return exceeds_cap(
+            self.rules.cap_kg_co2e,
+            self.rules.emissions_kg_co2e(spent_kwh),
+            projection.share,
+            self.rules.emissions_kg_co2e(projection.energy_kwh),
+            measured_s=projection.measured_s,
+            contended=self.so_far.is_contended,
+        )
 
     def _project(self, step: int, total_steps: int) -> None:
-        """Project the energy of the whole training from the steps since the first report."""
-        train_kwh = self._train_kwh() if self.spec.program is None else self._stepped_kwh()
-        train_s = self.meter.running(Phase.TRAIN).duration_s
-        self._first_progress = self._first_progress or (step, train_kwh, train_s)
-        first_step, first_kwh, first_s = self._first_progress
-        if step > first_step and self.rules.projects_cost:
-            per_step_kwh = (train_kwh - first_kwh) / (step - first_step)
-            self._projected = (
-                (step - first_step) / total_steps,
-                train_s - first_s,
-                train_kwh + per_step_kwh * (total_steps - step),
-            )
+        """Project the energy of the whole training, unless trials may stop by themselves."""
+        if self.rules.projects_cost:
+            spent_kwh = self._train_kwh() if self.spec.program is None else self._stepped_kwh()
+            train_s = self.meter.running(Phase.TRAIN).duration_s
+            self._projection.update(step, total_steps, spent_kwh, train_s)
 
     def _finished_training(self) -> bool:
         return bool(self._evals) and self._evals[-1].step == self.so_far.total_steps
