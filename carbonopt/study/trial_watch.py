@@ -520,12 +520,9 @@ class TrialWatch:
 
     def _exceeds_cap(self) -> bool:
         projection = self._projection
-        # Work that a script does after a step may not be training: only its steps count.
-        steps_alone = self.spec.program is not None and not self._phase_untold
-        spent_kwh = self._stepped_kwh() if steps_alone else self._train_kwh()
         return exceeds_cap(
             self.rules.cap_kg_co2e,
-            self.rules.emissions_kg_co2e(spent_kwh),
+            self.rules.emissions_kg_co2e(self._capped_kwh),
             projection.share,
             self.rules.emissions_kg_co2e(projection.energy_kwh),
             measured_s=projection.measured_s,
@@ -535,9 +532,18 @@ class TrialWatch:
     def _project(self, step: int, total_steps: int) -> None:
         """Project the energy of the whole training, unless trials may stop by themselves."""
         if self.rules.projects_cost:
-            spent_kwh = self._train_kwh() if self.spec.program is None else self._stepped_kwh()
             train_s = self.meter.running(Phase.TRAIN).duration_s
-            self._projection.update(step, total_steps, spent_kwh, train_s)
+            self._projection.update(step, total_steps, self._capped_kwh, train_s)
+
+    @property
+    def _capped_kwh(self) -> float:
+        """The energy of the training so far, as the cap counts it.
+
+        Work that a script does after a step may not be training: only its steps count.
+        """
+        if self.spec.program is None or self._phase_untold:
+            return self._train_kwh()
+        return self._stepped_kwh()
 
     def _finished_training(self) -> bool:
         return bool(self._evals) and self._evals[-1].step == self.so_far.total_steps
