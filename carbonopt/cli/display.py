@@ -93,8 +93,9 @@ class LiveDisplay:
         if earlier := self._config.search.learn_from:
             self._print(f"learns from {', '.join(map(visible_text, earlier))}")
         if self._ended:
-            done = count_text(self._ended, "trial")
-            repeats = sum(run.repeat_of is not None and run.has_finished for run in data.records)
+            finished = [record for record in data.records if record.has_finished]
+            repeats = sum(record.repeat_of is not None for record in finished)
+            done = count_text(len(finished) - repeats, "trial")
             if repeats:
                 done += f" and {count_text(repeats, 'repeat')}"
             self._print(f"going on with {self._config.name!r}: {done} done")
@@ -146,7 +147,7 @@ class LiveDisplay:
         self._refresh(f"step {point.step}{self._reached}  {emissions_text(emissions_kg_co2e)}")
 
     def trial_ended(self, record: TrialRecord) -> None:
-        self._ended += record.repeat_of is None and record.has_finished
+        self._ended += record.counts_for_budget and record.has_finished
         self._consider(record)
         line = _trial_line(record, self._settings(record.params))
         self._print(line, "green" if record is self._best else None)
@@ -277,8 +278,8 @@ def not_ended(data: StudyData, recommendation: Recommendation, running: bool) ->
 
 
 def _searched(data: StudyData) -> int:
-    """Count the search's finished trials, without repeats."""
-    return sum(record.repeat_of is None and record.has_finished for record in data.records)
+    """Count the finished trials that `budget.trials` counts."""
+    return sum(record.counts_for_budget and record.has_finished for record in data.records)
 
 
 def _repeats(trial: TrialSpec | TrialRecord) -> str:

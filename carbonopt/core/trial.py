@@ -272,6 +272,11 @@ class TrialRecord(Frozen):
         return self
 
     @property
+    def counts_for_budget(self) -> bool:
+        """True if `budget.trials` counts it: no repeat, and nothing tried in place of a repeat."""
+        return self.repeat_of is None and not self.replaces_repeat
+
+    @property
     def has_finished(self) -> bool:
         """True if the trial has ended for good; an interrupted one will be run again."""
         runs = self.state is TrialState.RUNNING

@@ -75,15 +75,19 @@ class Snapshot:
     unfinished: UnfinishedTrials | None = None  # only of `StudyStorage.snapshot_after`
 
     def finished_count(self) -> int:
-        """Count the search's finished trials, without repeats."""
+        """Count the finished trials that `budget.trials` counts (`TrialRecord`)."""
         return self._count(lambda state: state.is_finished())
 
     def running_count(self) -> int:
-        """Count the search's running trials, without repeats."""
+        """Count the running trials that `budget.trials` counts (`TrialRecord`)."""
         return self._count(lambda state: state == OptunaState.RUNNING)
 
     def _count(self, of: Callable[[OptunaState], bool]) -> int:
-        return sum(of(trial.state) and REPEAT_OF not in trial.user_attrs for trial in self.trials)
+        beyond = {record.trial for record in self.data.records if not record.counts_for_budget}
+        return sum(
+            of(trial.state) and REPEAT_OF not in trial.user_attrs and trial.number not in beyond
+            for trial in self.trials
+        )
 
     def next_number(self) -> int:
         """Return the number that the next proposal will have."""

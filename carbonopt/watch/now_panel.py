@@ -102,7 +102,7 @@ def _facts(state: WatchedState, best: TrialRecord | None) -> list[tuple[str, str
     of_budget = "" if budget is None else f" of {budget}"
     instead = f", {added} in place of repeats" if added else ""
     again = f", {fmt.count_text(repeats, 'repeat')}" if repeats else ""
-    searched = len(data.records) - repeats - added
+    searched = sum(record.counts_for_budget for record in data.records)
     facts.append(("Trials begun", f"{searched}{of_budget}{instead}{again}"))
     if (plan := data.planned_start) is not None and data.ended is None:
         at = clock_text(datetime.fromisoformat(plan.at))

@@ -222,7 +222,7 @@ def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
     text, keys = shown("above", *above[:3])
     assert "the closest had 10.15" in text and "mean of 2 seeds" in text and "target_missed" in keys
     more = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.1) for k in range(3, 10)]
-    assert "single_run" in shown("more", *more)[1]
+    assert "only_run" in shown("more", *more)[1]
 
 
 def test_the_chance_is_that_of_simulated_repeats() -> None:
@@ -544,6 +544,17 @@ def test_new_configurations_take_the_place_of_repeats_that_promise_little(tmp_pa
     assert answer.params.epochs in added
     assert len(data.records) <= 4 + 10
     assert not any(record.repeat_of == 0 for record in data.records)
+
+
+def test_a_larger_budget_is_not_used_up_by_what_replaced_repeats(tmp_path: Path) -> None:
+    study = Searched(tmp_path)
+    added = sum(record.replaces_repeat for record in study.run().records)
+    assert added
+    study.study["budget"] = {"trials": 5}
+    data = study.run()
+    assert sum(record.counts_for_budget for record in data.records) == 5
+    assert data.ended is not None
+    assert data.ended.startswith("all 5 trials of the budget have been run")
 
 
 @pytest.mark.parametrize("without", ["sampler", "budget", "runners-up"])

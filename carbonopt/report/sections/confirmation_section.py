@@ -149,8 +149,11 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if study.repeated and all(len(row.seeds) == 1 for row in study.repeated):
         yield study.caveat("one_seed", quality=quality.name)
     if rec.met and repeats_of(rec.params, study.repeated) is None:
+        missed = {*rejected, *rec.failed_replicates}  # dearer ones are recommended in their place
         candidates = sum(
-            record.meets(rec.target) for record in study.data.records if record.repeat_of is None
+            record.meets(rec.target) and record.trial not in missed
+            for record in study.data.records
+            if record.repeat_of is None
         )
         yield (
             study.caveat("single_run", candidates=candidates)
