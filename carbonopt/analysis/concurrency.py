@@ -6,12 +6,12 @@ from typing import NamedTuple
 from carbonopt.spec.study_config import StudyConfig
 
 # Samplers that learn nothing from trials, and lose nothing by running several at once.
-KNOW_ALL = ("grid", "random")
+LEARN_NOTHING = ("grid", "random")
 
 
 def most_concurrent_trials(config: StudyConfig, ended: int) -> float:
     """Return how many trials may run at once, after so many have ended."""
-    if config.search.sampler in KNOW_ALL:
+    if config.search.sampler in LEARN_NOTHING:
         return math.inf
     most = config.launch.max_concurrent_trials
     return frugal(ended) if most == "auto" else most
@@ -43,7 +43,7 @@ ALL_PRICES = (Price(2, 1.26, 1.63), Price(4, 2.03, 1.97), Price(8, 3.48, 2.58))
 def price(config: StudyConfig) -> str:
     """Say what concurrent trials cost a search; the result is empty where they cost nothing."""
     workers = config.launch.side_by_side
-    if workers == 1 or config.search.sampler in KNOW_ALL:
+    if workers == 1 or config.search.sampler in LEARN_NOTHING:
         return ""
     auto, all_at_once = (
         min(prices, key=lambda known: abs(math.log(known.workers / workers)))

@@ -142,7 +142,7 @@ _OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", 
 _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
 _DPO, _RLHF = ("dpo",), ("rlhf",)
 # The other tasks compare a model with itself.
-_NOT_COMPARED = (
+_TASKS_WITHOUT_REFERENCE = (
     "causal_lm",
     "sft",
     "reward",
@@ -311,7 +311,7 @@ class TrialParams(Frozen, extra="allow"):
             ("quality", "cost", "kernels"),
             highest=0.9,
             feature=lambda value: 10 * value,
-            tasks=_NOT_COMPARED,
+            tasks=_TASKS_WITHOUT_REFERENCE,
         ),
     ] = None
     """Dropout in all places where the model has it. Left out: as its configuration says."""
@@ -323,7 +323,7 @@ class TrialParams(Frozen, extra="allow"):
             ("quality", "cost", "memory"),
             highest=0.5,
             feature=lambda value: math.log(value + 0.01),
-            tasks=_NOT_COMPARED,
+            tasks=_TASKS_WITHOUT_REFERENCE,
         ),
     ] = None
     """The mean age of the averaged weights that are evaluated, as a share of the steps so far; 0:
@@ -353,7 +353,7 @@ class TrialParams(Frozen, extra="allow"):
     """The computation of the output layer and the loss: whole or in parts."""
 
     float8: Annotated[
-        Float8 | None, Dimension("float8", _ALL, get_args(Float8), tasks=_NOT_COMPARED)
+        Float8 | None, Dimension("float8", _ALL, get_args(Float8), tasks=_TASKS_WITHOUT_REFERENCE)
     ] = None
     """The scaling to float8 of the products of the blocks' linear layers in training."""
 

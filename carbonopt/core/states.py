@@ -53,7 +53,8 @@ class Phase(StrEnum):
     # before a worker's first trial, in each call: reading and tokenizing the data set, compiling
     # DeepSpeed's operators
     PREPARE = "prepare"
-    # between trials; while a trial runs, the study's own processes and GPUs that no trial uses
+    # between trials; while a trial runs, the study's own processes, GPUs that no trial uses, and
+    # the time for which a script's training or evaluation waits for the study's answer
     GAP = "gap"
     OTHER = "other"  # used on the study's cores by programs that are not the study's
     # a trial's start, and its later work that is neither training nor evaluation: saving

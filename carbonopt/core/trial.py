@@ -23,7 +23,7 @@ from carbonopt.core.states import Phase as Phase
 from carbonopt.core.states import Stage as Stage
 from carbonopt.core.states import StopReason as StopReason
 from carbonopt.core.states import TrialState as TrialState
-from carbonopt.core.values import Finite, Frozen, Whole
+from carbonopt.core.values import Finite, Frozen, Time, Whole
 
 START_TRIAL = 0  # number of the trial that runs the start configuration, if a study has one
 
@@ -228,7 +228,7 @@ class TrialRecord(Frozen):
     # or that isn't known
     kernels: Kernels | None = None
     failure: Failure | None = None
-    started_at: str | None = None  # ISO 8601, UTC
+    started_at: Time | None = None
     # the worker of a call of `carbonopt run` that ran it, named as in its session; None: not noted
     worker: str | None = None
     nodes: tuple[NodeReadings, ...] = ()  # the nodes where it ran; empty: a replay, or not noted

@@ -1,10 +1,11 @@
 """The types and the base class of frozen values."""
 
 import math
+from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from carbonopt.core.errors import shortened
 
@@ -27,6 +28,19 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
+
+def _timed(text: str) -> str:
+    try:
+        has_offset = datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        has_offset = False
+    if not has_offset:
+        raise ValueError(f"must be a time as ISO 8601 with its offset, but got {shortened(text)}")
+    return text
+
+
+# A time of a record: ISO 8601, in UTC.
+Time = Annotated[str, AfterValidator(_timed)]
 
 # Bounds of numbers in records: this program writes no other numbers.
 Whole = Annotated[int, Field(ge=0, le=10**18)]

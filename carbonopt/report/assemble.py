@@ -16,7 +16,7 @@ SECTIONS = (
     *("shortfall", "contention", "trial_conduct"),  # these have caveats alone
     *("front", "policy", "comparison", "confirmation", "predictions", "citation"),  # the answer
     *("space", "influence", "batch", "scaling", "memory", "returns"),  # what decides it
-    *("energy", "nodes", "stages", "probes", "longer_runs"),  # the energy that was used
+    *("energy", "stages", "probes", "longer_runs", "nodes"),  # the energy that was used
     *("waiting", "elsewhere"),  # when it was used, and where it might have been
     *("trials", "provenance"),
 )

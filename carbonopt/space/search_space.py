@@ -353,7 +353,8 @@ def check_lr_schedule(space: Space, schedulers: Sequence[str], in_words: str) ->
         if space[name] is not None and not any(map(acts_with, schedulers)):
             needed = f"lr_scheduler {' or '.join(filter(acts_with, LR_SCHEDULERS))}"
             raise BadInput(
-                f"search.space.{name} needs {needed}, but that is {in_words}; leave {name} out."
+                f"search.space.{name} acts only with {needed}, but lr_scheduler is {in_words};"
+                f" set it so, or leave {name} out."
             )
     if STABLE_DECAY in schedulers and space["warmup_ratio"] is not None:
         warmup = highest(space["warmup_ratio"])
@@ -363,8 +364,8 @@ def check_lr_schedule(space: Space, schedulers: Sequence[str], in_words: str) ->
         if warmup + decay > 1 + 1e-9:  # the tolerance is for decimal fractions
             rule = f"warmup_ratio + decay_ratio must be at most 1, a whole run of {STABLE_DECAY}"
             raise BadInput(
-                f"search.space: {rule}, but can be {warmup:g} + {decay:g}; lower the highest of"
-                " one."
+                f"search.space: {rule}, but can be {warmup:g} + {decay:g}; lower the highest value"
+                " of one of the two."
             )
 
 

@@ -135,7 +135,7 @@ def _choices(steps: tuple[PipelineStep, ...]) -> Iterator[dict[str, int]]:
 class PipelineSession(values.Frozen):
     """The energy that one call of `carbonopt run` spent on a pipeline, in kWh without PUE."""
 
-    started_at: str  # ISO 8601, UTC
+    started_at: values.Time
     duration_s: values.Finite = 0.0  # until its end; of a killed call, until its last study began
     between_kwh: values.Finite = 0.0  # between its studies, for reports and weights
     # the GPUs' part of `between_kwh`; None: no GPU was measured

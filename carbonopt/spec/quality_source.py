@@ -124,9 +124,9 @@ class QualitySource(Frozen, allow_inf_nan=False):
             if points and point.step < points[-1].step:
                 raise BadInput(
                     "workload.quality_from must find steps in the order in which they were made,"
-                    f" but finds step {point.step} after step {points[-1].step}; number them"
-                    " through the whole training, not by epoch or fold, and write a file that"
-                    " trials would share into {output_dir}; or leave the steps out."
+                    f" but finds step {point.step} after step {points[-1].step}; number steps"
+                    " through the whole training, not anew in each epoch or fold. If trials write"
+                    " one shared file, write it into {output_dir}. Or leave the steps out."
                 )
             if points and point.step == points[-1].step:
                 points.pop()  # a step that is evaluated again: the later evaluation counts

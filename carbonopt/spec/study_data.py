@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import emissions_kg_co2e
-from carbonopt.core.values import Finite, Frozen
+from carbonopt.core.values import Finite, Frozen, Time
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.trial_spec import Prepared
 
@@ -122,7 +122,7 @@ class InputFile(Frozen):
 class Wait(Frozen):
     """A wait for cleaner or allowed hours, in which nothing of a trial ran."""
 
-    started_at: str  # ISO 8601, UTC
+    started_at: Time
     duration_s: Finite
     energy_kwh: Finite  # energy of the idle devices and of the study's processes meanwhile
     # share of the emissions that it was expected to save, as in `PlannedStart`
@@ -137,7 +137,7 @@ class Wait(Frozen):
 class PlannedStart(Frozen):
     """The start that a waiting study has planned."""
 
-    at: str  # ISO 8601, UTC
+    at: Time
     finish_by: str  # ISO 8601
     # share of the emissions, against a start when the wait began; negative where the hours that are
     # allowed are dirtier; None: it was not estimated
@@ -163,7 +163,7 @@ class PlannedStart(Frozen):
 class SessionLedger(Frozen):
     """The energy that one worker of a call spent beside its trials, in kWh without PUE."""
 
-    started_at: str  # ISO 8601, UTC
+    started_at: Time
     worker: str | None = None  # the worker's identity; None: a study from before workers had one
     # whether it ended while it prepared the study, before the study was stored
     before_study: bool = False

@@ -29,6 +29,17 @@ class EarlySessions:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def check(self) -> None:
+        """Check the ledgers before a call uses energy.
+
+        Raises:
+            BadInput: If one is damaged, or the folder is a link, whose files are not this study's.
+        """
+        if self._folder.is_symlink():
+            raise BadInput(f"{self._folder} must be a folder, but is a link; remove it.")
+        for path in self._folder.glob("*.json"):
+            _read(path)
+
     def set_session(self, ledger: SessionLedger) -> None:
         """Store a session's ledger under its worker, as `StudyStorage.set_session` does."""
         early = ledger.model_copy(update={"before_study": True})
@@ -37,7 +48,7 @@ class EarlySessions:
         write_bytes(path, early.model_dump_json(indent=2).encode() + b"\n")
 
     def move_to(self, storage: StudyStorage) -> None:
-        """Store the ledgers in their study, which has just been stored itself."""
+        """Store the ledgers in their study. Only the call that leads it does so."""
         if not self._folder.is_dir():
             return
         known = {session.worker for session in storage.read().sessions}

@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from carbonopt.core.errors import BEFORE_A_TRIAL, CarbonoptError, StudyInterrupted, printable
+from carbonopt.core.errors import (
+    BEFORE_A_TRIAL,
+    EXIT_INTERRUPTED,
+    CarbonoptError,
+    StudyInterrupted,
+    printable,
+)
 from carbonopt.engines.process.guard import PR_SET_PDEATHSIG
 
 _BEGIN, _STUDY_BEGAN = b"b", b"s"  # the messages of a command to its local workers
@@ -133,6 +139,8 @@ def _work_and_end(local_worker: LocalWorker, work: Callable[[LocalWorker], objec
             work(local_worker)
     except SystemExit as error:
         code = error.code
+    except KeyboardInterrupt:  # before its own handler stands, the command's Ctrl-C ends it, too
+        code = EXIT_INTERRUPTED
     except CarbonoptError as error:
         sys.stderr.write(f"carbonopt: {printable(str(error))}\n")
         code = error.exit_code

@@ -72,7 +72,9 @@ def run_study(session: Session) -> StudyData:
 def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -> StudyData:
     """Run a study as the worker that holds the lease; see `run_study`."""
     paths, joins, name = session.paths, session.joins, session.checked.config.name
-    inputs, early = input_files(session.checked.config), EarlySessions(paths.early_sessions)
+    early = EarlySessions(paths.early_sessions)
+    early.check()
+    inputs = input_files(session.checked.config)
     waits_for_leader = session.local_worker is not None or (
         joins and session.checked.config.launch.kind == "slurm"
     )
@@ -83,6 +85,8 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
             _await_study(database, session)
     stored, session = load_stored(database, session)
     if stored is not None:
+        if not joins:
+            early.move_to(stored)
         if waits_for_leader:
             # What it used while it waited counts, even if no trial is left for it.
             account.store(stored)
@@ -106,7 +110,8 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     session.before_measuring()
     remember_storage(paths, session.url, name)
     stored = note_study(database, stored, session.checked, lease, provenance, prepared, inputs)
-    early.move_to(stored)
+    if not joins:
+        early.move_to(stored)
     try:
         TrialLoop(session, lease, account, stored, prepared).run(inputs)
     except MachineLost:

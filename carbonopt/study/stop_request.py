@@ -27,12 +27,12 @@ class StopRequest:
     def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
         self._asked = asked
         self.signum: int | None = None  # the latest signal
-        self._wished_at_s: float | None = None  # monotonic time of the first signal
+        self._requested_at_s: float | None = None  # monotonic time of the first signal
         self._time_to_store_s = 0.0
         self._at_once = False
 
     def __call__(self) -> bool:
-        return self._wished_at_s is not None or self._asked()
+        return self._requested_at_s is not None or self._asked()
 
     def store_first(self) -> None:
         """Let no further Ctrl-C end the command for TIME_TO_STORE_S after the first signal.
@@ -55,15 +55,15 @@ class StopRequest:
         self.signum = signum
         if self._at_once or (signum == signal.SIGINT and self._had_time):
             raise KeyboardInterrupt
-        if self._wished_at_s is None:
-            self._wished_at_s = time.monotonic()
+        if self._requested_at_s is None:
+            self._requested_at_s = time.monotonic()
 
     @property
     def _had_time(self) -> bool:
         """True if the end was requested and the time to store is over."""
-        if self._wished_at_s is None:
+        if self._requested_at_s is None:
             return False
-        return time.monotonic() - self._wished_at_s >= self._time_to_store_s
+        return time.monotonic() - self._requested_at_s >= self._time_to_store_s
 
 
 @contextmanager
@@ -83,25 +83,25 @@ def interruptible(
         StudyInterrupted: If a request ends the body at once.
         KeyboardInterrupt: If `passes_on` is set, after a Ctrl-C that Python itself handles.
     """
-    wish = StopRequest(asked)
-    before = _handled_by(wish) if threading.current_thread() is threading.main_thread() else {}
+    request = StopRequest(asked)
+    before = _handled_by(request) if threading.current_thread() is threading.main_thread() else {}
     try:
-        yield wish
+        yield request
     except KeyboardInterrupt as error:
         raise StudyInterrupted(INTERRUPTED) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if passes_on and wish.signum is not None:
-            signal.raise_signal(wish.signum)
+        if passes_on and request.signum is not None:
+            signal.raise_signal(request.signum)
 
 
-def _handled_by(wish: StopRequest) -> dict[int, Any]:
+def _handled_by(request: StopRequest) -> dict[int, Any]:
     """Let a request handle the signals, and return the handlers that they had before."""
     # nohup ignores SIGHUP, and so it stays.
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return {
-        number: signal.signal(number, wish.on_signal)
+        number: signal.signal(number, request.on_signal)
         for number in (signal.SIGINT, signal.SIGTERM, *hangup)
         # None: of a program around Python, which Python could not put back
         if signal.getsignal(number) is not None

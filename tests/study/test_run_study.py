@@ -1,13 +1,15 @@
 """What a call of `carbonopt run` leaves in the storage, however it ends."""
 
+import json
 from pathlib import Path
 
 import pytest
 from replays import study_over, write_table
 from search.test_study import Silent
 
-from carbonopt.core.errors import MachineLost, StudyInterrupted
+from carbonopt.core.errors import BadInput, MachineLost, StudyInterrupted
 from carbonopt.spec.study_data import StudyData
+from carbonopt.storage.early_sessions import EarlySessions
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
@@ -81,6 +83,37 @@ def test_calls_that_ended_before_the_study_are_its_cost(
     assert not StudyPaths(folder).early_sessions.exists()
     again = called(check(parse_study(raw | {"budget": {"trials": 2}}, "test")), folder)
     assert len(again.sessions) == 4
+
+
+@pytest.mark.parametrize("damage", ["2026-11-29T15:48:31", "yesterday", "", "link"])
+def test_a_damaged_ledger_of_an_early_call_is_refused_before_anything_runs(
+    damage: str, tmp_path: Path
+) -> None:
+    raw = study_over(write_table(tmp_path)) | {"budget": {"trials": 1}}
+    folder, foreign = tmp_path / "out", tmp_path / "foreign"
+    early = StudyPaths(folder).early_sessions
+    folder.mkdir()
+    foreign.mkdir()
+    if damage == "link":
+        early.symlink_to(foreign)
+    else:
+        early.mkdir()
+        (early / "a.json").write_text(json.dumps({"worker": "a", "started_at": damage}))
+    checked = check(parse_study(raw, "test"))
+    with pytest.raises(BadInput, match=str(early)):
+        called(checked, folder)
+    assert early.exists()
+
+
+def test_a_study_that_has_ended_takes_up_early_calls(tmp_path: Path) -> None:
+    raw = study_over(write_table(tmp_path)) | {"budget": {"trials": 1}}
+    folder = tmp_path / "out"
+    folder.mkdir()
+    data = called(check(parse_study(raw, "test")), folder)
+    late = data.sessions[0].model_copy(update={"worker": "late", "gap_kwh": 1e-5})
+    EarlySessions(StudyPaths(folder).early_sessions).set_session(late)
+    again = called(check(parse_study(raw, "test")), folder)
+    assert again.spent_kwh() == pytest.approx(data.spent_kwh() + late.prepare_kwh + 1e-5)
 
 
 def test_the_display_knows_what_the_study_has_used(tmp_path: Path) -> None:

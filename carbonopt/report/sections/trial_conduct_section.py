@@ -71,7 +71,11 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if misplanned:
         first, trials = misplanned[0], [record.trial for record in misplanned]
         yield study.caveat(
-            "planned_steps", trials=trials, planned=first.planned_steps, made=first.steps_done
+            "planned_steps",
+            trials=trials,
+            first=first.trial,
+            planned=first.planned_steps,
+            made=first.steps_done,
         )
 
 

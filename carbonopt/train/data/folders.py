@@ -122,9 +122,9 @@ def _check_others(folder: Path, splits: Sequence[Path], others: Sequence[Path]) 
     beside = [path.name for path in others if held & _suffixes(path)]
     if beside:
         raise BadInput(
-            f"{folder} must hold folders of splits or other folders of data, but has"
-            f" {', '.join(beside)} beside {', '.join(path.name for path in splits)}; put classes"
-            " into a folder train, or rename."
+            f"{folder} must hold either folders of splits (train, test) or folders of classes, but"
+            f" has {', '.join(beside)} beside {', '.join(path.name for path in splits)}; put"
+            " classes into a folder train, or rename."
         )
 
 

@@ -228,8 +228,8 @@ def check_classes(rows: Mapping[str, int], column: str, fraction: float | None) 
         )
     if fraction is not None and max(rows.values()) < 2:
         raise BadInput(
-            f"the training rows must be enough to set eval_fraction={fraction:g} of a class aside"
-            " for evaluation, but no class has two; give rows for evaluation."
+            f"eval_fraction={fraction:g} needs a class with two training rows or more, but every"
+            " class has one; give more rows, or rows for evaluation."
         )
 
 

@@ -79,7 +79,10 @@ def total_steps(train_examples: int, global_batch_size: int, epochs: float) -> i
     steps_per_epoch = train_examples // global_batch_size
     if steps_per_epoch == 0:
         rule = f"global_batch_size must be at most the training set's {train_examples} examples"
-        smaller = "make it, or of one text sequence_length, smaller, or give more to train on"
+        smaller = (
+            "give a smaller one or more training data (of plain text, a smaller"
+            " workload.sequence_length makes more examples)"
+        )
         raise BadInput(f"{rule}, but got {global_batch_size}; {smaller}.")
     return max(1, round(epochs * steps_per_epoch))
 

@@ -44,7 +44,7 @@ _PROGRAMS = frozenset(
     (".R", ".r", ".jl", ".js", ".mjs", ".cjs", ".ts", ".lua", ".pl", ".rb", ".m", ".go", ".ipynb")
 )
 _TEXTS = _PROGRAMS | {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin", ".args"}
-_LONGEST_TEXT = 2**18  # bytes of such a file; longer ones are data
+_LONGEST_TEXT = 2**18  # bytes of such a file, or of a shell script; longer ones have data
 _LONGEST_CODE = 2**23  # bytes of a program; Python's and torch's longest have below 2**21
 _MOST_FOLDERS = 32  # folders to which a shell script changes, where its words are looked up
 _MOST_MATCHES = 10_000  # files of one pattern
@@ -296,7 +296,9 @@ class CommandFiles:
         Names are looked up where the script runs, in its own folder, and where it changes to.
         """
         if self._is_new(path) and (source := code_of(path)) is not None:
-            self._add_shell_words(source.decode(errors="replace"), [self.folder, path.parent])
+            # What follows may be an archive that the script unpacks.
+            text = source[:_LONGEST_TEXT].decode(errors="replace")
+            self._add_shell_words(text, [self.folder, path.parent])
 
     def _add_shell_words(self, text: str, bases: list[Path]) -> None:
         """Add the files that the words of a shell script name; see `_add_shell`."""
@@ -309,6 +311,7 @@ class CommandFiles:
                 )
                 self.python_path += tuple(folder for folder in folders if is_folder(folder))
         words = _SHELL_WORD.findall(text)
+        looked_up: set[tuple[str, int]] = set()  # with the number of folders
         for before, word in zip(("", *words), words, strict=False):
             if before == "cd":
                 below = _VARIABLE_FOLDER.sub("", word)
@@ -317,8 +320,10 @@ class CommandFiles:
                 bases += new[: _MOST_FOLDERS - len(bases)]
             elif (module := _module_in(before, word)) is not None:
                 self._add_module(module, [*bases, *self.python_path])
-            for text in _paths_in(word):
-                self._add(_VARIABLE_FOLDER.sub("", text), bases)
+            if (word, len(bases)) not in looked_up:
+                looked_up.add((word, len(bases)))
+                for text in _paths_in(word):
+                    self._add(_VARIABLE_FOLDER.sub("", text), bases)
 
 
 def code_of(path: Path) -> bytes | None:
