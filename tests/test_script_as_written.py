@@ -558,6 +558,14 @@ REFUSED = {
     ),
     "no template": ("{config}", LR, {"workload": {"config_template": "nowhere.yaml"}}, "nowhere.yaml"),
     "GPUs in the command": ("{x}", {"x": 1}, {"before": "CUDA_VISIBLE_DEVICES=1 "}, "CUDA_VISIBLE_DEVICES"),
+    **{
+        f"GPUs by {before}": ("{x}", {"x": 1}, {"before": before}, "CUDA_VISIBLE_DEVICES")
+        for before in (
+            "export CUDA_VISIBLE_DEVICES=1; ", "/usr/bin/env CUDA_VISIBLE_DEVICES=1 ", "time CUDA_VISIBLE_DEVICES=1 ",
+            "nice -n 5 env CUDA_VISIBLE_DEVICES=1 ", "env -u CUDA_VISIBLE_DEVICES ", "unset CUDA_VISIBLE_DEVICES && ",
+            "bash -c 'CUDA_VISIBLE_DEVICES=0 exec python train.py' && ",
+        )
+    },
     "a folder that is not there": ("{x}", {"x": 1}, {"before": "cd nowhere && "}, "no folder"),
     "conda": ("{x}", {"x": 1}, {"before": "conda activate me && "}, "conda run"),
     "a condition": ("{x}; fi", {"x": 1}, {"before": "if true; then "}, "bash run.sh"),
@@ -586,13 +594,23 @@ def test_what_can_not_work_is_refused(refused: str, tmp_path: Path) -> None:
         "accelerate launch --num_processes 4 train.py {x}",
         "python -m torch.distributed.run --nproc_per_node 4 train.py {x}",
         "OMP_NUM_THREADS=1 torchrun --nproc_per_node 4 train.py {x}",
+        "accelerate launch --num-processes=4 train.py {x}",
+        "python -u -m torch.distributed.run --nproc_per_node 4 train.py {x}",
+        "nice -n 10 torchrun --nproc_per_node 4 train.py {x}",
+        "env -u A OMP_NUM_THREADS=1 accelerate launch -n 4 train.py {x}",
+        "time torchrun --nproc_per_node 4 train.py {x}",
+        "timeout 3600 stdbuf -oL torchrun --nproc_per_node 4 train.py {x}",
+        "bash -lc 'exec torchrun --nproc_per_node 4 train.py {x}'",
     ],
 )
 def test_a_launcher_starts_the_ranks_of_the_launch(command: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="but is 4"):
         checked(tmp_path, command, {"x": 1}, launch={"cpu_ranks": 2})
     checked(tmp_path, command, {"x": 1}, launch={"cpu_ranks": 4})
-    checked(tmp_path, command.replace("4", "{world_size}"), {"x": 1}, launch={"cpu_ranks": 2})
+    task = checked(
+        tmp_path, command.replace("4", "{world_size}"), {"x": 1}, launch={"cpu_ranks": 2}
+    )
+    assert Script(task.config.workload).starts_ranks
 
 
 RUNS = {
@@ -600,6 +618,8 @@ RUNS = {
     "the quality is in a file": (
         "{x} > log.txt", {"workload": {"quality_from": {"file": "log.txt", "pattern": "acc ([0-9.]+)"}}}
     ),
+    "a variable of its own": ("CUDA_VISIBLE_DEVICES={x}", {"before": "nice "}),
+    "a path by env": ("{x}", {"before": "env PYTHONPATH=. "}),
     "another option is of type bool": ("--other {x}", {"script": TYPE_BOOL + PRINTS}),
     "a flag of argparse's": ("{shuffle}", {"space": {"shuffle": {"choices": ["--shuffle", "--no-shuffle"]}}}),
     "the output is copied": ("{x} 2>&1 | tee log.txt", {}),
@@ -626,6 +646,17 @@ def test_a_comment_hides_no_line(tmp_path: Path) -> None:
 NOTES = {
     "a folder of all trials": ("{x} --output_dir out", PRINTS, "--output_dir"),
     "no lines": ("{x}", PRINTS, "no lines of carbonopt"),
+    **{
+        line: ("{x}", f"import os\n{line}\n", "has CUDA_VISIBLE_DEVICES")
+        for line in (
+            'os.environ["CUDA_VISIBLE_DEVICES"] = "1"',
+            "os.environ['CUDA_VISIBLE_DEVICES']=str(1)",
+            'os.environ.pop("CUDA_VISIBLE_DEVICES")',
+            'os.environ.update({"CUDA_VISIBLE_DEVICES": "1"})',
+            "os.environ.update(CUDA_VISIBLE_DEVICES='1')",
+            'os.system("CUDA_VISIBLE_DEVICES=1 python other.py")',
+        )
+    },
     "a module that is missing": (
         "{x}",
         "import carbonopt.script\nimport no_such_module\n",

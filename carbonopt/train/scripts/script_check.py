@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,8 +40,8 @@ _RANK_OPTIONS = {
     "torchrun": ("--nproc_per_node", "--nproc-per-node"),
     "torch.distributed.run": ("--nproc_per_node", "--nproc-per-node"),
     "torch.distributed.launch": ("--nproc_per_node", "--nproc-per-node"),
-    "accelerate": ("--num_processes", "-n"),
-    "accelerate.commands.launch": ("--num_processes", "-n"),
+    "accelerate": ("--num_processes", "--num-processes", "-n"),
+    "accelerate.commands.launch": ("--num_processes", "--num-processes", "-n"),
     "deepspeed": ("--num_gpus",),
     "mpirun": ("-n", "-np"),
     "srun": ("-n", "--ntasks"),
@@ -308,17 +308,17 @@ def _check_same_python(task: "Script", folder: Path) -> None:
 def _check_ranks(task: "Script", launch: Launch) -> None:
     """Raise BadInput unless a launcher starts as many ranks as the launch has, on its GPUs."""
     for name in _OF_GPUS:
-        words = task.main.words
-        in_env = words[:1] == ("env",) and any(word.startswith(f"{name}=") for word in words)
-        if in_env or any(name in each.variables for each in task.command.simple):
+        if any(each.changes(name) for each in task.command.programs):
             must = (
-                f"workload.command must not set {name}: the GPUs that are measured are those of"
-                " launch.gpus"
+                f"workload.command must not set or remove {name}: the GPUs that are measured are"
+                " those of launch.gpus"
             )
             raise BadInput(f"{must}; leave it out, and give launch.gpus.")
-    words = task.main.words
+    if task.launcher is None:
+        return
+    words = task.launcher.started
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
-    for option in _RANK_OPTIONS.get(task.main.launcher, ()):
+    for option in _RANK_OPTIONS.get(task.launcher.launcher, ()):
         for place, word in enumerate(words[:script]):
             given = word.removeprefix(f"{option}=") if word.startswith(f"{option}=") else None
             given = words[place + 1] if word == option and place + 1 < len(words) else given
@@ -432,6 +432,12 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
             f" {'' if task.workload.quality_from else prints}all its energy counts as training, its"
             " imports and evaluations too, and no trial is stopped early"
         )
+        # with the lines, each rank compares its GPU with those that are measured
+        said += [
+            f"{file.name} has {name}: a trial must train on the GPUs that are measured, so leave it"
+            " as the study sets it"
+            for file, name in _choosing_gpus(task)
+        ]
     hides = [value for value in python_paths(task) if "PYTHONPATH" not in value]
     if hides and has_lines(task):
         said.append(
@@ -442,6 +448,23 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
     if missing:
         said.append(f"this Python finds no module {', '.join(missing)}, which the script imports")
     return tuple(said)
+
+
+def _choosing_gpus(task: "Script") -> Iterator[tuple[Path, str]]:
+    """Yield the files of the program that set or remove a variable which chooses the GPUs."""
+    for file in command_files(task).program:
+        if is_file(file) and file.stat().st_size <= _LARGEST_LOOKED_AT:
+            text = file.read_bytes().decode(errors="replace")
+            yield from ((file, name) for name in _OF_GPUS if _set_in(text, name))
+
+
+def _set_in(text: str, name: str) -> bool:
+    """Return whether a line of Python or shell sets or removes a variable."""
+    quoted = rf"""["']?{name}["']?"""
+    of_python = rf"environ(?:\[{quoted}\]\s*=(?!=)|\.(?:pop|update)\(\{{?{quoted}\s*[,:=)])"
+    of_shell = rf"(?:^|[\s;&|('\"]){name}=|\bunset\s+{name}\b"
+    pattern = rf"^[^#\n]*?(?:{of_python}|{of_shell}|putenv\({quoted})"
+    return re.search(pattern, text, re.MULTILINE) is not None
 
 
 def _other_python(task: "Script") -> str | None:
