@@ -566,6 +566,9 @@ REFUSED = {
             "bash -c 'CUDA_VISIBLE_DEVICES=0 exec python train.py' && ",
         )
     },
+    "choices that a format makes alike": ("{x:.0e}", {"x": {"choices": [1e-4, 1.2e-4]}}, {}, "0.00012 are written alike"),
+    "choices that arithmetic makes alike": ("{x // 100}", {"x": {"choices": [64, 128, 80]}}, {}, "64 and 80"),
+    "a range that a format makes alike": ("{x:.1f}", {"x": {"low": 0.001, "high": 0.01}}, {}, "0.01 are written alike"),
     "a folder that is not there": ("{x}", {"x": 1}, {"before": "cd nowhere && "}, "no folder"),
     "conda": ("{x}", {"x": 1}, {"before": "conda activate me && "}, "conda run"),
     "a condition": ("{x}; fi", {"x": 1}, {"before": "if true; then "}, "bash run.sh"),
@@ -617,6 +620,9 @@ RUNS = {
     "a script with lines may redirect its output": ("{x} > log.txt", {"script": "import carbonopt.script\n" + PRINTS}),
     "the quality is in a file": (
         "{x} > log.txt", {"workload": {"quality_from": {"file": "log.txt", "pattern": "acc ([0-9.]+)"}}}
+    ),
+    "choices that differ with others alone": (
+        "{x * y} {z:.2f}", {"space": {"x": {"choices": [1, 2]}, "y": {"choices": [0, 1]}, "z": {"low": 0.001, "high": 0.01}}}
     ),
     "a variable of its own": ("CUDA_VISIBLE_DEVICES={x}", {"before": "nice "}),
     "a path by env": ("{x}", {"before": "env PYTHONPATH=. "}),
@@ -674,6 +680,17 @@ def test_check_says_what_may_be_another_thing_than_was_meant(note: str, tmp_path
     )
     done = within("check", tmp_path / "study.yaml")
     assert done.returncode == 0 and said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("form", "rounds"), [(".0e", True), (".0f", True), (".1e", True), (".3e", False), ("g", False)]
+)
+def test_a_format_that_writes_other_values_than_the_record_has_is_said(
+    form: str, rounds: bool, tmp_path: Path
+) -> None:
+    space = {"x": {"low": 1.0, "high": 90.0}}
+    noted = checked(tmp_path, f"python train.py {{x:{form}}}", space).notes
+    assert any(f"{{x:{form}}} writes" in note for note in noted) is rounds
 
 
 def test_what_a_template_keeps_is_said(tmp_path: Path) -> None:

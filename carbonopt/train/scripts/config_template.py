@@ -38,10 +38,15 @@ class ConfigTemplate:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all values that the template needs."""
-        found = (self._placeholder(braces) for braces in _BRACES.finditer(self.text))
         return tuple(
-            dict.fromkeys(name for each in found if each for name in each.expression.names)
+            dict.fromkeys(name for each in self.placeholders for name in each.expression.names)
         )
+
+    @property
+    def placeholders(self) -> tuple[Placeholder, ...]:
+        """The placeholders in the text."""
+        found = (self._placeholder(braces) for braces in _BRACES.finditer(self.text))
+        return tuple(each for each in found if each is not None)
 
     @property
     def unknown(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.refusals import hint
 from carbonopt.core.values import Scalar
 from carbonopt.spec.launch_settings import Launch
-from carbonopt.spec.space_settings import Space, values_of
+from carbonopt.spec.space_settings import Range, Space, values_of
 from carbonopt.train.scripts.command import as_text
 from carbonopt.train.scripts.config_template import ConfigTemplate
 from carbonopt.train.scripts.script_sources import (
@@ -50,6 +50,14 @@ _OUTPUT_OPTION = re.compile(
     r"--?(output|out|save|checkpoint|ckpt|logging|log)[-_]?(dir|folder|path)?|hydra\.run\.dir"
 )
 _NO_TEXT = "\0"
+# values of the placeholders that are no dimensions
+_OTHERS: dict[str, Scalar] = {
+    "seed": 0,
+    "trial": 0,
+    "output_dir": "output",
+    "checkpoint_dir": "checkpoints",
+    "config": "config",
+}
 _SHELL_ENDS = ("fi", "done", "esac", "}")  # ends of a shell's compound commands
 
 
@@ -68,6 +76,7 @@ def check(task: "Script", space: Space, launch: Launch) -> None:
     template = task.template(dict.fromkeys(known, 0))
     _check_names(task, space, template, known)
     _check_values(task, space, template, launch.world_size)
+    _check_apart(task, space, template, launch.world_size)
     _check_arguments(task, space)
     _check_program(task, folder)
     _check_ranks(task, launch)
@@ -171,21 +180,70 @@ def _check_values(
     )
     if names & {*derived(space), *BATCHES}:
         names |= {*BATCHES, "world_size"}
-    others: dict[str, Scalar] = {
-        "seed": 0,
-        "trial": 0,
-        "output_dir": "output",
-        "checkpoint_dir": "checkpoints",
-        "config": "config",
-    }
     for number, point in enumerate(points(space, names, world_size)):
-        values = point | others
+        values = point | _OTHERS
         for placeholder in placeholders:
             placeholder.text(values)
         if template is not None:
             template.filled(values)
             if number == 0:
                 template.check(values)
+
+
+def _check_apart(
+    task: "Script", space: Space, template: ConfigTemplate | None, world_size: int
+) -> None:
+    """Raise BadInput if two choices of a dimension, or all of a range, are written alike.
+
+    A format such as `:.0e` or arithmetic can make one text of them, which then trains alike.
+    """
+    placeholders = (*task.command.placeholders, *(template.placeholders if template else ()))
+    for name, domain in space.free().items():
+        # Others may hide it, as 0 does in {dropout * use_it}: it has to be alike with all of them.
+        beside = {part for each in placeholders for part in each.expression.names}
+        beside = {*BATCHES, name} if name in BATCHES else beside & set(space.domains()) | {name}
+        texts: dict[Scalar, dict[tuple[Scalar, ...], tuple[str, ...]]] = {}
+        for point in points(space, beside, world_size):
+            others = tuple(value for key, value in point.items() if key in beside - {name})
+            values = point | _OTHERS
+            written = (*task.command.argv(values), template.filled(values) if template else "")
+            texts.setdefault(point[name], {})[others] = written
+        first: dict[str, Scalar] = {}
+        for value, written_by_others in texts.items():
+            other = first.setdefault(repr(written_by_others), value)
+            if other != value and not isinstance(domain, Range):
+                raise BadInput(
+                    f"search.space.{name}: choices must differ in the command, but {other} and"
+                    f" {value} are written alike; give the placeholder more digits, or leave one of"
+                    " them out."
+                )
+        if len(texts) > 1 and len(first) == 1:
+            raise BadInput(
+                f"search.space.{name}: values must differ in the command, but those from"
+                f" {min(texts)} to {max(texts)} are written alike; give the placeholder more"
+                " digits."
+            )
+
+
+def _rounded(task: "Script", space: Space, template: ConfigTemplate | None) -> Iterator[str]:
+    """Yield notes on formats that write other values of a range than the record has."""
+    placeholders = (*task.command.placeholders, *(template.placeholders if template else ()))
+    for each in dict.fromkeys(placeholders):
+        name = each.expression.text
+        domain = space.domains().get(name)
+        if not isinstance(domain, Range) or each.form[-1:] not in ("e", "E", "f", "F", "g", "G"):
+            continue
+        for place in (0.137, 0.463, 0.811):
+            value = domain.low + place * (domain.high - domain.low)
+            if domain.step is not None:
+                value = domain.low + domain.step * round((value - domain.low) / domain.step)
+            text = each.text({name: value})
+            if abs(float(text.replace(",", "").replace("_", "")) - value) > 0.01 * abs(value):
+                yield (
+                    f"{each.as_written} writes {value:.4g} as {text}, with which the trial trains;"
+                    " the record has the value itself, so give it more digits"
+                )
+                break
 
 
 def _check_arguments(task: "Script", space: Space) -> None:
@@ -411,6 +469,7 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
         said.append(
             f"{template.name}: {kept} is kept as it is, because search.space has no such dimension"
         )
+    said += _rounded(task, space, template)
     if "output_dir" not in (*task.command.names, *(template.names if template else ())):
         fixed = [
             word for word in task.main.words if _OUTPUT_OPTION.fullmatch(word.partition("=")[0])
