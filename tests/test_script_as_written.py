@@ -556,6 +556,12 @@ REFUSED = {
     "a template that is none": (
         "{config}", LR, {"workload": {"config_template": "broken.json"}}, "is no json",
     ),
+    "a text that breaks the template": (
+        "{config}", {"learning_rate": 0.5, "x": {"choices": ["a", 'b"']}}, {"workload": {"config_template": "x.json"}}, "is no json",
+    ),
+    "a word that YAML reads as false": (
+        "{config}", {"x": {"choices": ["SE", "NO"]}}, {"workload": {"config_template": "x.yaml"}}, "YAML reads NO",
+    ),
     "no template": ("{config}", LR, {"workload": {"config_template": "nowhere.yaml"}}, "nowhere.yaml"),
     "GPUs in the command": ("{x}", {"x": 1}, {"before": "CUDA_VISIBLE_DEVICES=1 "}, "CUDA_VISIBLE_DEVICES"),
     **{
@@ -583,6 +589,8 @@ REFUSED = {
 def test_what_can_not_work_is_refused(refused: str, tmp_path: Path) -> None:
     words, space, changes, said = REFUSED[refused]
     (tmp_path / "c.yaml").write_text("lr: {learning_rate}\n")
+    (tmp_path / "x.json").write_text('{"lr": {learning_rate}, "x": "{x}"}')
+    (tmp_path / "x.yaml").write_text("of: '{x}'\nin: {x}  # the country\n")
     (tmp_path / "broken.json").write_text('{"lr": {learning_rate},}')
     changes = dict(changes)
     with pytest.raises(BadInput, match=said):

@@ -50,6 +50,7 @@ _OUTPUT_OPTION = re.compile(
     r"--?(output|out|save|checkpoint|ckpt|logging|log)[-_]?(dir|folder|path)?|hydra\.run\.dir"
 )
 _NO_TEXT = "\0"
+_MOST_PARSED = 200  # times that a template is parsed, with other texts in it
 # values of the placeholders that are no dimensions
 _OTHERS: dict[str, Scalar] = {
     "seed": 0,
@@ -180,14 +181,17 @@ def _check_values(
     )
     if names & {*derived(space), *BATCHES}:
         names |= {*BATCHES, "world_size"}
-    for number, point in enumerate(points(space, names, world_size)):
+    checked: set[tuple[Scalar, ...]] = set()  # the texts with which the template was parsed
+    for point in points(space, names, world_size):
         values = point | _OTHERS
         for placeholder in placeholders:
             placeholder.text(values)
         if template is not None:
             template.filled(values)
-            if number == 0:
+            texts = tuple(value for value in point.values() if isinstance(value, str))
+            if texts not in checked and len(checked) < _MOST_PARSED:
                 template.check(values)
+                checked.add(texts)
 
 
 def _check_apart(
