@@ -84,6 +84,12 @@ SHELL = {
     "several commands": ("true && cd . && {me} {learning_rate}", ["0.5"]),
     "a variable of the shell": ("X=one; {me} $X ${{X}} '$X'", ["one", "one", "$X"]),
     "a pattern of files": ("{me} *.py", ["train.py"]),
+    "a pattern of files by brackets": (
+        "{me} trai[m-n].py data[0-9].csv",
+        ["train.py", "data[0-9].csv"],
+    ),
+    "lists": ("{me} +a=[1,2] [t,n].py=x [1,2]", ["+a=[1,2]", "[t,n].py=x", "[1,2]"]),
+    "a document": ("{me} {learning_rate} - <<'EOF'\nit is '{my_width}'\nEOF", ["0.5", "-"]),
     "a home": ("HOME=/my; {me} ~/data", ["/my/data"]),
     "text without quotes": ("true; {me} {text}", [BAD_TEXT]),
     "text in double quotes": ('true; {me} "--t={text}"', [f"--t={BAD_TEXT}"]),
@@ -97,7 +103,9 @@ SHELL = {
 def test_a_shell_s_signs_work_and_values_are_quoted(line: str, tmp_path: Path) -> None:
     command, expected = SHELL[line]
     written = command.replace("{me}", f"{PYTHON} train.py").replace("${{X}}", "${X}")
-    record = watched(PRINTS, tmp_path, command=written, params=params(text=BAD_TEXT, nothing=""))
+    record = watched(
+        PRINTS, tmp_path, command=written, params=params(text=BAD_TEXT, nothing="", my_width=3)
+    )
     assert (record.state, seen(tmp_path)) == (TrialState.COMPLETE, expected)
     assert not (tmp_path / "injected").exists()
 

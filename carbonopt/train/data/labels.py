@@ -259,11 +259,12 @@ def check_spellings(rows: Sequence[Row], column: str) -> None:
     for word, row in words.items():
         if not isinstance(word, str):
             continue
-        alike: str | float = " ".join(word.split())
-        if _NUMBER.fullmatch(alike):
-            alike = float(alike)
-        elif alike.casefold() in _TRUTHS:
-            alike = alike.casefold()
+        text = " ".join(word.split())
+        alike: str | float = text
+        if _NUMBER.fullmatch(text):
+            alike = float(text)
+        elif text.casefold() in _TRUTHS:
+            alike = text.casefold()
         other, of = first.setdefault(alike, (word, row))
         if other != word:
             raise BadInput(

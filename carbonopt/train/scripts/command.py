@@ -62,6 +62,8 @@ _BEFORE_COMMENTS = (*" \t\r\n;&|()", "\\\n")
 _SHELL_NAME = re.compile("(?:ba|da|z|k)?sh")
 _IS_CODE = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc
 _FORM = re.compile(r"[-+#0-9,_.]*[deEfFgG%]")
+# Names of files such as rows[0-9].csv, but no lists such as +layers=[1,2] and [1,2].
+_NAMES_BY_BRACKETS = re.compile(r"[^=\[]*(?:[\w./-]\[[^\]]+\]|\[[^\]]+\][\w./-])[^=]*")
 # text that a shell leaves unchanged, within quotes and without
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%-]+")
 SHELL = ("bash", "-o", "pipefail", "-c")  # with pipefail, a failure in a pipe fails the whole
@@ -242,7 +244,12 @@ class Command:
         if re.search(r'"[^"]*\\[$`]', self.marked):
             return True
         words = [token[0] for token in self._tokens() if token.lastgroup == "word"]
-        return any(word.startswith("~") or re.search("[$`*?]", _unquoted(word)) for word in words)
+        return any(
+            word.startswith("~")
+            or re.search("[$`*?]", _unquoted(word))
+            or _NAMES_BY_BRACKETS.fullmatch(_unquoted(word))
+            for word in words
+        )
 
     def argv(self, values: Mapping[str, Scalar]) -> list[str]:
         """Return the words that are started for these values: the command's own, or a shell's.
