@@ -84,6 +84,12 @@ SHELL = {
     "several commands": ("true && cd . && {me} {learning_rate}", ["0.5"]),
     "a variable of the shell": ("X=one; {me} $X ${{X}} '$X'", ["one", "one", "$X"]),
     "a pattern of files": ("{me} *.py", ["train.py"]),
+    "a pattern of files by brackets": (
+        "{me} trai[m-n].py data[0-9].csv",
+        ["train.py", "data[0-9].csv"],
+    ),
+    "lists": ("{me} +a=[1,2] [t,n].py=x [1,2]", ["+a=[1,2]", "[t,n].py=x", "[1,2]"]),
+    "a document": ("{me} {learning_rate} - <<'EOF'\nit is '{my_width}'\nEOF", ["0.5", "-"]),
     "a home": ("HOME=/my; {me} ~/data", ["/my/data"]),
     "text without quotes": ("true; {me} {text}", [BAD_TEXT]),
     "text in double quotes": ('true; {me} "--t={text}"', [f"--t={BAD_TEXT}"]),
@@ -97,7 +103,9 @@ SHELL = {
 def test_a_shell_s_signs_work_and_values_are_quoted(line: str, tmp_path: Path) -> None:
     command, expected = SHELL[line]
     written = command.replace("{me}", f"{PYTHON} train.py").replace("${{X}}", "${X}")
-    record = watched(PRINTS, tmp_path, command=written, params=params(text=BAD_TEXT, nothing=""))
+    record = watched(
+        PRINTS, tmp_path, command=written, params=params(text=BAD_TEXT, nothing="", my_width=3)
+    )
     assert (record.state, seen(tmp_path)) == (TrialState.COMPLETE, expected)
     assert not (tmp_path / "injected").exists()
 
@@ -556,8 +564,25 @@ REFUSED = {
     "a template that is none": (
         "{config}", LR, {"workload": {"config_template": "broken.json"}}, "is no json",
     ),
+    "a text that breaks the template": (
+        "{config}", {"learning_rate": 0.5, "x": {"choices": ["a", 'b"']}}, {"workload": {"config_template": "x.json"}}, "is no json",
+    ),
+    "a word that YAML reads as false": (
+        "{config}", {"x": {"choices": ["SE", "NO"]}}, {"workload": {"config_template": "x.yaml"}}, "YAML reads NO",
+    ),
     "no template": ("{config}", LR, {"workload": {"config_template": "nowhere.yaml"}}, "nowhere.yaml"),
     "GPUs in the command": ("{x}", {"x": 1}, {"before": "CUDA_VISIBLE_DEVICES=1 "}, "CUDA_VISIBLE_DEVICES"),
+    **{
+        f"GPUs by {before}": ("{x}", {"x": 1}, {"before": before}, "CUDA_VISIBLE_DEVICES")
+        for before in (
+            "export CUDA_VISIBLE_DEVICES=1; ", "/usr/bin/env CUDA_VISIBLE_DEVICES=1 ", "time CUDA_VISIBLE_DEVICES=1 ",
+            "nice -n 5 env CUDA_VISIBLE_DEVICES=1 ", "env -u CUDA_VISIBLE_DEVICES ", "unset CUDA_VISIBLE_DEVICES && ",
+            "bash -c 'CUDA_VISIBLE_DEVICES=0 exec python train.py' && ",
+        )
+    },
+    "choices that a format makes alike": ("{x:.0e}", {"x": {"choices": [1e-4, 1.2e-4]}}, {}, "0.00012 are written alike"),
+    "choices that arithmetic makes alike": ("{x // 100}", {"x": {"choices": [64, 128, 80]}}, {}, "64 and 80"),
+    "a range that a format makes alike": ("{x:.1f}", {"x": {"low": 0.001, "high": 0.01}}, {}, "0.01 are written alike"),
     "a folder that is not there": ("{x}", {"x": 1}, {"before": "cd nowhere && "}, "no folder"),
     "conda": ("{x}", {"x": 1}, {"before": "conda activate me && "}, "conda run"),
     "a condition": ("{x}; fi", {"x": 1}, {"before": "if true; then "}, "bash run.sh"),
@@ -572,6 +597,8 @@ REFUSED = {
 def test_what_can_not_work_is_refused(refused: str, tmp_path: Path) -> None:
     words, space, changes, said = REFUSED[refused]
     (tmp_path / "c.yaml").write_text("lr: {learning_rate}\n")
+    (tmp_path / "x.json").write_text('{"lr": {learning_rate}, "x": "{x}"}')
+    (tmp_path / "x.yaml").write_text("of: '{x}'\nin: {x}  # the country\n")
     (tmp_path / "broken.json").write_text('{"lr": {learning_rate},}')
     changes = dict(changes)
     with pytest.raises(BadInput, match=said):
@@ -586,13 +613,23 @@ def test_what_can_not_work_is_refused(refused: str, tmp_path: Path) -> None:
         "accelerate launch --num_processes 4 train.py {x}",
         "python -m torch.distributed.run --nproc_per_node 4 train.py {x}",
         "OMP_NUM_THREADS=1 torchrun --nproc_per_node 4 train.py {x}",
+        "accelerate launch --num-processes=4 train.py {x}",
+        "python -u -m torch.distributed.run --nproc_per_node 4 train.py {x}",
+        "nice -n 10 torchrun --nproc_per_node 4 train.py {x}",
+        "env -u A OMP_NUM_THREADS=1 accelerate launch -n 4 train.py {x}",
+        "time torchrun --nproc_per_node 4 train.py {x}",
+        "timeout 3600 stdbuf -oL torchrun --nproc_per_node 4 train.py {x}",
+        "bash -lc 'exec torchrun --nproc_per_node 4 train.py {x}'",
     ],
 )
 def test_a_launcher_starts_the_ranks_of_the_launch(command: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="but is 4"):
         checked(tmp_path, command, {"x": 1}, launch={"cpu_ranks": 2})
     checked(tmp_path, command, {"x": 1}, launch={"cpu_ranks": 4})
-    checked(tmp_path, command.replace("4", "{world_size}"), {"x": 1}, launch={"cpu_ranks": 2})
+    task = checked(
+        tmp_path, command.replace("4", "{world_size}"), {"x": 1}, launch={"cpu_ranks": 2}
+    )
+    assert Script(task.config.workload).starts_ranks
 
 
 RUNS = {
@@ -600,6 +637,11 @@ RUNS = {
     "the quality is in a file": (
         "{x} > log.txt", {"workload": {"quality_from": {"file": "log.txt", "pattern": "acc ([0-9.]+)"}}}
     ),
+    "choices that differ with others alone": (
+        "{x * y} {z:.2f}", {"space": {"x": {"choices": [1, 2]}, "y": {"choices": [0, 1]}, "z": {"low": 0.001, "high": 0.01}}}
+    ),
+    "a variable of its own": ("CUDA_VISIBLE_DEVICES={x}", {"before": "nice "}),
+    "a path by env": ("{x}", {"before": "env PYTHONPATH=. "}),
     "another option is of type bool": ("--other {x}", {"script": TYPE_BOOL + PRINTS}),
     "a flag of argparse's": ("{shuffle}", {"space": {"shuffle": {"choices": ["--shuffle", "--no-shuffle"]}}}),
     "the output is copied": ("{x} 2>&1 | tee log.txt", {}),
@@ -626,6 +668,17 @@ def test_a_comment_hides_no_line(tmp_path: Path) -> None:
 NOTES = {
     "a folder of all trials": ("{x} --output_dir out", PRINTS, "--output_dir"),
     "no lines": ("{x}", PRINTS, "no lines of carbonopt"),
+    **{
+        line: ("{x}", f"import os\n{line}\n", "has CUDA_VISIBLE_DEVICES")
+        for line in (
+            'os.environ["CUDA_VISIBLE_DEVICES"] = "1"',
+            "os.environ['CUDA_VISIBLE_DEVICES']=str(1)",
+            'os.environ.pop("CUDA_VISIBLE_DEVICES")',
+            'os.environ.update({"CUDA_VISIBLE_DEVICES": "1"})',
+            "os.environ.update(CUDA_VISIBLE_DEVICES='1')",
+            'os.system("CUDA_VISIBLE_DEVICES=1 python other.py")',
+        )
+    },
     "a module that is missing": (
         "{x}",
         "import carbonopt.script\nimport no_such_module\n",
@@ -643,6 +696,17 @@ def test_check_says_what_may_be_another_thing_than_was_meant(note: str, tmp_path
     )
     done = within("check", tmp_path / "study.yaml")
     assert done.returncode == 0 and said in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("form", "rounds"), [(".0e", True), (".0f", True), (".1e", True), (".3e", False), ("g", False)]
+)
+def test_a_format_that_writes_other_values_than_the_record_has_is_said(
+    form: str, rounds: bool, tmp_path: Path
+) -> None:
+    space = {"x": {"low": 1.0, "high": 90.0}}
+    noted = checked(tmp_path, f"python train.py {{x:{form}}}", space).notes
+    assert any(f"{{x:{form}}} writes" in note for note in noted) is rounds
 
 
 def test_what_a_template_keeps_is_said(tmp_path: Path) -> None:

@@ -19,6 +19,10 @@ from carbonopt.core.quality import Quality
 LARGEST_COUNT = 10**12
 # A larger value counts as infinite: its sum over examples, or a square, would overflow.
 LARGEST_VALUE = 1e100
+# a terminal's colours, as in `spec.matches_of_lines`, which imports nothing
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# A progress bar of tqdm, whose line a print continues: 50%|## | 1/2 [00:01<00:01, 1.00it/s]
+_BEFORE_JSON = re.compile(r"^[^{]*\[\d+:\d\d[^{\]]*\]\s*(?=\{)")
 _PERCENT_FROM = 1.01  # a share of up to this may be 1 with the error of a bfloat16
 
 
@@ -130,7 +134,8 @@ def evaluation(
 def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reported]:
     """Return the evaluation in the last line that is a JSON object with the quality.
 
-    The list is empty if there is none. The line may have `step` (else it is `steps`) and `count`.
+    The list is empty if there is none. Colours, and a progress bar before it, are left out. The
+    line may have `step` (else it is `steps`) and `count`.
 
     Raises:
         BadInput: as `evaluation`; and if that line can't be read, since an earlier one would be of
@@ -148,7 +153,7 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reporte
 
     # splitlines would end a line within a text, too, at signs that JSON allows there
     for line in reversed(re.split(r"[\r\n]+", said)):
-        text = line.removeprefix("\ufeff").strip()
+        text = _BEFORE_JSON.sub("", _COLOURS.sub("", line).removeprefix("\ufeff")).strip()
         if not text.startswith("{"):
             continue
         try:

@@ -47,6 +47,9 @@ _LOOKED_AT = 60  # characters before and after a number that are looked at
 _NOT_FINITE = re.compile(r"[+-]?\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 # A number that a pattern for numbers matches where it does not match NaN.
 _IN_ITS_PLACE = "9.87654321"
+# What a terminal shows as colours, movements and titles.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+_NAMES_ESCAPES = re.compile(r"\x1b|\\x1b|\\u001b|\\0?33", re.IGNORECASE)
 
 # The match of a pattern: a text, or the part that it took of a number and that number.
 Value = str | tuple[str, str]
@@ -56,15 +59,20 @@ def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
     """Return step and value of the matches, as texts.
 
     Of matches with a step there are some along the way, and the last one. Where a pattern for
-    numbers alone would match a line if NaN were a number, the value is NaN.
+    numbers alone would match a line if NaN were a number, the value is NaN. A terminal's escapes
+    are left out of the lines, unless the pattern names some.
     """
     expression = re.compile(pattern)
     group = "value" if "value" in expression.groupindex else 1
     has_step = "step" in expression.groupindex
+    keeps_escapes = _NAMES_ESCAPES.search(pattern) is not None
     found: list[tuple[Value | None, Value]] = []
+    earlier = _IN_ITS_PLACE  # the last number that the pattern took
     # universal newlines: a progress bar's \r ends a line, too
     with path.open(encoding="utf-8-sig", errors="replace") as lines:
         for whole_line in lines:
+            if not keeps_escapes and "\x1b" in whole_line:
+                whole_line = _ESCAPES.sub("", whole_line)
             # With what follows, so that a number which the end cuts is not taken for another one.
             line = whole_line[: LONGEST_LINE + _LOOKED_AT].rstrip("\n")
             matches = [
@@ -72,14 +80,11 @@ def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
                 for match in expression.finditer(line, 0, LONGEST_LINE)
                 if match[group] is not None
             ]
-            if not matches and _NOT_FINITE.search(line):
-                replaced = _NOT_FINITE.sub(_IN_ITS_PLACE, line[:LONGEST_LINE])
-                others = expression.finditer(replaced)
-                matches = [
-                    (match, "nan")
-                    for match in others
-                    if match[group] and match[group] in _IN_ITS_PLACE
-                ]
+            if matches and isinstance(taken := matches[-1][1], str):
+                earlier = taken
+            elif not matches and _NOT_FINITE.search(line):
+                places = _in_place_of_nan(expression, group, line[:LONGEST_LINE], earlier)
+                matches = [(match, "nan") for match in places]
             for match, value in matches:
                 has_own = has_step and match["step"] is not None
                 point = (_whole(match, "step") if has_own else None, value)
@@ -87,6 +92,39 @@ def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
                 if len(found) > 2 * MOST_POINTS:
                     found = found[:-1:2] + found[-1:]
     return found
+
+
+def _in_place_of_nan(
+    expression: re.Pattern[str], group: str | int, line: str, earlier: str
+) -> list[re.Match[str]]:
+    """Return the matches that take a number which stands where the line has NaN or infinity.
+
+    A pattern may match some numbers alone, such as those below 1, so that one that it took before
+    is tried as well.
+    """
+    for number in dict.fromkeys((_IN_ITS_PLACE, earlier.strip())):
+        replaced, places, end = "", set(), 0
+        for word in _NOT_FINITE.finditer(line):
+            replaced += line[end : word.start()]
+            places |= set(range(len(replaced), len(replaced) + len(number)))
+            replaced += number
+            end = word.end()
+        replaced += line[end:]
+        found = [
+            match
+            for match in expression.finditer(replaced)
+            if match[group]
+            and match[group].strip()
+            and places.issuperset(
+                range(
+                    match.end(group) - len(match[group].lstrip()),
+                    match.start(group) + len(match[group].rstrip()),
+                )
+            )
+        ]
+        if found:
+            return found
+    return []
 
 
 def _whole(match: "re.Match[str]", group: str | int) -> Value:

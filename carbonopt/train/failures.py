@@ -125,6 +125,9 @@ def reason(error: BaseException) -> str:
 
     It has no full stop at its end, and the error's type where the text says nothing by itself.
     """
+    # what the datasets library says of any file that it can't read
+    if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
+        return reason(error.__cause__)
     text = one_line(error)
     if _PICKLES in text:  # torch's message suggests to read them all the same
         return (

@@ -70,3 +70,21 @@ def test_a_text_s_own_end_of_line_hides_no_later_evaluation(sign: str) -> None:
     said = f'{{"accuracy": 0.1}}\r\n{{"note": "a{sign}b", "accuracy": 0.9}}\r\n'
     (last,) = printed_evaluations(said, ACCURACY, 10)
     assert last.value == 0.9
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        '\x1b[32m{"accuracy": 0.75}\x1b[0m',
+        '\x1b[2K{"accuracy": \x1b[1m0.75\x1b[0m}',
+        '\r 50%|#####     | 1/2 [00:01<00:01,  1.00it/s]{"accuracy": 0.75}',
+        'epoch: 3it [1:00:01, ?it/s, loss=0.1] {"accuracy": 0.75}',
+    ],
+)
+def test_a_line_in_colours_or_behind_a_progress_bar_is_the_last_one(last: str) -> None:
+    (point,) = printed_evaluations(f'{{"accuracy": 0.25}}\n{last}\n', ACCURACY, 10)
+    assert point.value == 0.75
+    (of_nan,) = printed_evaluations(
+        f'{{"accuracy": 0.25}}\n{last.replace("0.75", "NaN")}\n', ACCURACY, 10
+    )
+    assert of_nan.value is None

@@ -1,5 +1,6 @@
 """Numbers that a pattern finds in a script's output."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,37 @@ def test_a_diverged_training_has_no_quality_of_before(tmp_path: Path) -> None:
     assert last(tmp_path, "step 2 loss NaN", pattern=pattern) is None
     with pytest.raises(BadInput, match=r"3\.1e\+02"):
         last(tmp_path, "step 2 loss 3.1e+02", pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (r"acc: (0\.[0-9]+)", "acc: 0.9123"),
+        (r"acc: ([01]\.[0-9]{3})", "acc: 0.912"),
+        (r"acc: ([0-9]{2}\.[0-9]{2}) *%", "acc: 91.23 %"),
+        (r"loss ([0-9]+\.[0-9]{4}),", "loss 0.1234, acc 1"),
+    ],
+)
+def test_a_pattern_for_some_numbers_alone_finds_nan_as_well(
+    pattern: str, line: str, tmp_path: Path
+) -> None:
+    number = re.search(r"[0-9.]+", line)[0]
+    (tmp_path / "log").write_text(f"{line}\n{line.replace(number, 'nan')}\n")
+    assert find(pattern, tmp_path / "log") == [(None, "nan")]
+    (tmp_path / "log").write_text(f"{line}\nother nan {number}\n")
+    assert find(pattern, tmp_path / "log") == [(None, number)]
+
+
+@pytest.mark.parametrize("pattern", [r"acc.*?([0-9.]+)", r"acc: ([0-9.]+)$", r"acc: (\S+)"])
+@pytest.mark.parametrize("end", ["\x1b[0m", "\x1b[0m\x1b[K", "\x1b]0;epoch 3\x07"])
+def test_a_colour_is_no_part_of_a_line(pattern: str, end: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"\x1b[2K\x1b[1;32macc:\x1b[39m \x1b[1m0.5{end}\n")
+    assert find(pattern, tmp_path / "log") == [(None, "0.5")]
+
+
+def test_a_pattern_may_name_a_colour(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("acc \x1b[32m0.5\x1b[0m\nacc \x1b[31m0.1\x1b[0m\n")
+    assert find(r"acc \x1b\[32m([0-9.]+)", tmp_path / "log") == [(None, "0.5")]
 
 
 @pytest.mark.parametrize("step", ["1,000", "1e1", "1k", "1.5", "1 000"])

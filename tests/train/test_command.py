@@ -46,3 +46,20 @@ def test_words_are_what_a_shell_makes_of_them(text: str, words: list[str] | None
 )
 def test_comments_are_left_out(text: str, left: str | None) -> None:
     assert without_comments(text) == (text if left is None else left)
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        ("conda run --no-capture-output -n deepspeed python train.py", "python"),
+        ("conda run -p /envs/deepspeed python train.py", "python"),
+        ("time -p torchrun train.py", "torchrun"),
+        ("uv run accelerate launch train.py", "accelerate"),
+        ("/usr/bin/env -u accelerate python -W ignore -um torch.distributed.run x.py", "torch.distributed.run"),
+        ("nice -n 5 ./train.sh torchrun.log", "nice"),
+        ("python train.py --backend deepspeed", "python"),
+    ],
+)  # fmt: skip
+def test_a_launcher_is_found_behind_what_starts_it(command: str, launcher: str) -> None:
+    found = Command.parse(command).simple[0].launcher
+    assert found == launcher

@@ -26,7 +26,13 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.labels import Labelled, LabelledRows, in_model_order
+from carbonopt.train.data.labels import (
+    Labelled,
+    LabelledDataset,
+    LabelledRows,
+    in_model_order,
+    read_labelled,
+)
 from carbonopt.train.data.rows import check_columns, file_rows, read_rows
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.tasks.task import training_task
@@ -418,3 +424,42 @@ def test_a_model_that_brings_its_code_is_prepared_only_where_it_is_trusted(tmp_p
     )
     with pytest.raises(BadInput, match="trust_remote_code"):
         prepare.prepare(untrusted)
+
+
+# ------------------------------------------------------------------------------------------------
+# labels that others have written
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("spam", "spam "), ("spam", " spam"), ("1", "1.0"), ("01", "1"), ("True", "true"), ("a b", "a  b")],
+)  # fmt: skip
+def test_a_class_that_is_spelt_in_two_ways_is_refused(tmp_path, one, other):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + f"x,{one}\ny,ham\nz,{other}\n" * 5)
+    dataset = LabelledDataset(train_files=(str(path),))
+    with pytest.raises(BadInput, match="in one way"):
+        read_labelled(dataset)
+    path.write_text("text,label\n" + f"x,{one}\ny,ham\nz,{one.upper()}2\n" * 5)
+    assert len(read_labelled(dataset).classes) == 3
+
+
+def test_splits_that_number_their_classes_otherwise_keep_the_names(tmp_path):
+    import datasets
+
+    def split(names):
+        kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+        rows = {"text": ["bad", "good"] * 5, "label": ["neg", "pos"] * 5}
+        return datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
+
+    both = datasets.DatasetDict(train=split(["neg", "pos"]), validation=split(["pos", "neg"]))
+    both.save_to_disk(str(tmp_path / "both"))
+    found = read_labelled(LabelledDataset(name_or_path=str(tmp_path / "both")))
+    assert found.classes == ("neg", "pos")
+    assert found.evaluation.labels.tolist() == found.train.labels.tolist() == [0, 1] * 5
+
+
+def test_a_folder_that_can_not_be_read_says_why(tmp_path):
+    (tmp_path / "train.csv").write_bytes("text\na\n".encode("utf-16"))
+    with pytest.raises(BadInput, match="utf-8"):
+        read_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))

@@ -18,7 +18,7 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_file, is_folder, is_there, user_path
 from carbonopt.core.refusals import hint
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.labels import check_alike, check_classes
+from carbonopt.train.data.labels import check_alike, check_classes, check_spellings
 from carbonopt.train.data.rows import (
     READERS,
     Row,
@@ -403,6 +403,7 @@ def _check_whole(
     if task == "classification":
         column = str(columns[_LABEL.key])
         check_alike(rows, column)
+        check_spellings(rows, column)
         check_classes(Counter(labels), column, fraction)
     elif fraction is not None:
         split_rows(rows, fraction)

@@ -21,6 +21,8 @@ Labels = npt.NDArray[np.int64]  # [rows], the index of each row's class
 
 _NAMED = 8  # the most labels that an error names
 _UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls a class that nobody has named
+_TRUTHS = ("true", "false", "yes", "no")
+_NUMBER = re.compile(r"[-+]?\d{1,15}(?:\.\d{0,15})?")
 _DIGITS_WHITE = 16  # the white of scikit-learn's digits, whose black is 0
 
 
@@ -123,6 +125,7 @@ def read_labelled(dataset: LabelledDataset) -> Labelled:
     names = source.names.get(dataset.label_column)
     words = [_label(row, dataset.label_column, names) for row in source.train]
     check_alike(source.train, dataset.label_column)
+    check_spellings(source.train, dataset.label_column)
     fraction = dataset.eval_fraction if source.evaluation is None else None
     check_classes(Counter(words), dataset.label_column, fraction)
     classes = _sorted(set(words), names)
@@ -244,6 +247,30 @@ def check_alike(rows: Sequence[Row], column: str) -> None:
             f"column {column!r} must hold whole numbers or words, not both, but {number} and"
             f" {word}."
         )
+
+
+def check_spellings(rows: Sequence[Row], column: str) -> None:
+    """Refuse classes that differ in white space or in the spelling of a number or truth value.
+
+    "spam ", 1.0 or "True" beside "spam", 1 or "true" would be classes of their own.
+    """
+    first: dict[str | float, tuple[str, Row]] = {}
+    words = {row.values[column]: row for row in reversed(rows)}
+    for word, row in words.items():
+        if not isinstance(word, str):
+            continue
+        text = " ".join(word.split())
+        alike: str | float = text
+        if _NUMBER.fullmatch(text):
+            alike = float(text)
+        elif text.casefold() in _TRUTHS:
+            alike = text.casefold()
+        other, of = first.setdefault(alike, (word, row))
+        if other != word:
+            raise BadInput(
+                f"column {column!r} must spell each label in one way, but {row.where} has"
+                f" {word!r:.40} and {of.where} has {other!r:.40}; write one of them in all rows."
+            )
 
 
 def _label(row: Row, column: str, names: list[str] | None) -> str:

@@ -498,7 +498,8 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
         refused(f"{unreachable}; give a local folder or train_files.", ConnectionError),
     ):
         loaded = loaded_splits(dataset, cache)
-    parts, names = [], {}
+    parts: list[list[Row]] = []
+    names: dict[str, list[str]] = {}
     for split in dict.fromkeys((dataset.train_split, dataset.eval_split)):
         if split not in loaded:
             has = (
@@ -512,12 +513,29 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
         where = f"the data set {name!r}, split {split},"
         require_columns(columns, loaded[split].column_names, where)
         rows = loaded[split].select_columns(list(columns))
+        others: dict[str, list[str]] = {}  # classes of this split that are numbered otherwise
         for column, feature in rows.features.items():
             if isinstance(feature, datasets.Image):
                 rows = rows.cast_column(column, datasets.Image(decode=False))
-            elif isinstance(feature, datasets.ClassLabel):
-                names[column] = list(feature.names)
+                continue
+            if not isinstance(feature, datasets.ClassLabel):
+                continue
+            if names.setdefault(column, list(feature.names)) != feature.names:
+                others[column] = list(feature.names)
         parts.append(
-            [Row(values, f"{where} row {number}") for number, values in enumerate(rows, start=1)]
+            [
+                Row(_with_names(values, others), f"{where} row {number}")
+                for number, values in enumerate(rows, start=1)
+            ]
         )
     return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, names)
+
+
+def _with_names(values: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:
+    """Return a row in which the numbers of classes are the classes' names."""
+    known = {
+        column: own[values[column]]
+        for column, own in names.items()
+        if values[column] is not None and 0 <= values[column] < len(own)
+    }
+    return {**values, **known}

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,11 +40,30 @@ _OF_SHELLS = (
     ),
     *("if", "for", "while", "until", "case", "function", "[[", "!"),
 )
+# Programs whose last words are another program, which they start.
+_STARTERS = (
+    *("env", "nice", "ionice", "nohup", "time", "exec", "command", "timeout", "stdbuf", "setsid"),
+    *("taskset", "numactl", "chrt", "systemd-run", "sudo", "perf", "nsys", "script"),
+    *("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi", "hatch", "rye"),
+    *("apptainer", "singularity"),
+)
+_EXPORTS = ("export", "declare", "typeset")
+# before the name of an environment, a user or a variable
+_WITH_NAMES = ("-n", "--name", "-e", "--environment", "-u", "--unset")
+_WITH_PATHS = ("-p", "--prefix")  # before an environment's path
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
+# Programs, and modules of `python -m`, that start the ranks themselves.
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
+_MODULE = re.compile("-[A-Za-z]*m")  # python -m, python -um
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _DOCUMENT = re.compile("(?<!<)<<(?!<)")
 # what a # follows where it begins a comment
 _BEFORE_COMMENTS = (*" \t\r\n;&|()", "\\\n")
+_SHELL_NAME = re.compile("(?:ba|da|z|k)?sh")
+_IS_CODE = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc
 _FORM = re.compile(r"[-+#0-9,_.]*[deEfFgG%]")
+# Names of files such as rows[0-9].csv, but no lists such as +layers=[1,2] and [1,2].
+_NAMES_BY_BRACKETS = re.compile(r"[^=\[]*(?:[\w./-]\[[^\]]+\]|\[[^\]]+\][\w./-])[^=]*")
 # text that a shell leaves unchanged, within quotes and without
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,+@%-]+")
 SHELL = ("bash", "-o", "pipefail", "-c")  # with pipefail, a failure in a pipe fails the whole
@@ -109,10 +129,54 @@ class Simple:
         return tuple(name for name, _ in self.assignments)
 
     @property
+    def started(self) -> tuple[str, ...]:
+        """The words without those of a program that starts another one, such as `nice -n 10`."""
+        if not self.words or _name(self.words[0]) not in _STARTERS:
+            return self.words
+        for place, word in enumerate(self.words[1:], start=1):
+            is_program = _name(word) in LAUNCHERS or _PYTHON.fullmatch(_name(word)) is not None
+            last = self.words[place - 1]
+            is_value = last in _WITH_NAMES or (last in _WITH_PATHS and "/" in word)
+            if is_program and not is_value:
+                return self.words[place:]
+        return self.words
+
+    @property
     def launcher(self) -> str:
-        """The program's name or the module of `python -m`; empty if it only assigns variables."""
-        words = self.words or ("",)
-        return words[2] if len(words) > 2 and words[1] == "-m" else words[0].rpartition("/")[2]
+        """The name of the program that is started at last, or the module of `python -m`.
+
+        It is empty if it only assigns variables.
+        """
+        words = self.started or ("",)
+        if _PYTHON.fullmatch(_name(words[0])):
+            place = 1
+            while place < len(words) - 1 and words[place].startswith("-"):
+                if _MODULE.fullmatch(words[place]):
+                    return words[place + 1]
+                place += 2 if words[place] in ("-W", "-X") else 1
+        return _name(words[0])
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The words that may change the environment, as those of `export` and `env` do."""
+        name = _name(self.words[0]) if self.words else ""
+        if name in (*_EXPORTS, "unset"):
+            return self.words[1:]
+        if name not in _STARTERS:
+            return ()
+        count = len(self.words) - len(self.started)
+        return self.words[1 : count or len(self.words)]
+
+    def changes(self, variable: str) -> bool:
+        """Return whether it sets a variable of the environment, or removes it."""
+        if variable in self.variables:
+            return True
+        removed = (variable, f"-u{variable}", f"--unset={variable}")
+        is_export = bool(self.words) and self.words[0] in _EXPORTS  # exporting a name changes none
+        return any(
+            word.startswith(f"{variable}=") or (word in removed and not is_export)
+            for word in self.before
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +244,12 @@ class Command:
         if re.search(r'"[^"]*\\[$`]', self.marked):
             return True
         words = [token[0] for token in self._tokens() if token.lastgroup == "word"]
-        return any(word.startswith("~") or re.search("[$`*?]", _unquoted(word)) for word in words)
+        return any(
+            word.startswith("~")
+            or re.search("[$`*?]", _unquoted(word))
+            or _NAMES_BY_BRACKETS.fullmatch(_unquoted(word))
+            for word in words
+        )
 
     def argv(self, values: Mapping[str, Scalar]) -> list[str]:
         """Return the words that are started for these values: the command's own, or a shell's.
@@ -222,6 +291,21 @@ class Command:
             elif token.lastgroup in ("word", "redirection"):
                 groups[-1].append(token)
         return tuple(_simple(group) for group in groups if group)
+
+    @cached_property
+    def programs(self) -> tuple[Simple, ...]:
+        """The programs that the command runs, with those in the code of `bash -c`."""
+        found: list[Simple] = []
+        for each in self.simple:
+            found.append(each)
+            place = next((at for at, word in enumerate(each.words) if _IS_CODE.fullmatch(word)), 0)
+            if 0 < place < len(each.words) - 1 and any(
+                _SHELL_NAME.fullmatch(_name(word)) for word in each.words[:place]
+            ):
+                inner = Command(each.words[place + 1], self.placeholders, self.variables)
+                with suppress(BadInput):
+                    found += inner.programs
+        return tuple(found)
 
     def check_lines(self) -> None:
         """Raise BadInput for a line that a shell would run by itself although it continues another.
@@ -347,6 +431,11 @@ def without_comments(text: str) -> str:
         kept.append(sign)
         place += 1
     return "".join(kept)
+
+
+def _name(word: str) -> str:
+    """Return a program's name without its folder."""
+    return word.rpartition("/")[2]
 
 
 def _with_texts(marked: str, texts: Sequence[str]) -> str:

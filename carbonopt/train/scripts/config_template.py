@@ -16,6 +16,8 @@ from carbonopt.train.scripts.command import Placeholder, as_text
 # Placeholders are written as `{name}` or, as in Jinja, `{{ name }}`. A configuration's own braces
 # stay: whatever is no arithmetic with known names.
 _BRACES = re.compile(r"(?<!\$)\{\{([^{}\n]+)\}\}|(?<!\$)\{([^{}\n]+)\}")
+_BARE = re.compile(r"(?:[:\[,]|^\s*-)[ \t]*\Z", re.MULTILINE)  # before a value without quotes
+_WORDS_OF_YAML = ("no", "yes", "on", "off")
 _MARKS_OF_TEMPLATES = (".template", ".tmpl", ".tpl", ".j2", ".jinja", ".jinja2", ".in")
 
 
@@ -38,10 +40,15 @@ class ConfigTemplate:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all values that the template needs."""
-        found = (self._placeholder(braces) for braces in _BRACES.finditer(self.text))
         return tuple(
-            dict.fromkeys(name for each in found if each for name in each.expression.names)
+            dict.fromkeys(name for each in self.placeholders for name in each.expression.names)
         )
+
+    @property
+    def placeholders(self) -> tuple[Placeholder, ...]:
+        """The placeholders in the text."""
+        found = (self._placeholder(braces) for braces in _BRACES.finditer(self.text))
+        return tuple(each for each in found if each is not None)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -69,6 +76,7 @@ class ConfigTemplate:
             elif ending == ".toml":
                 tomllib.loads(text)
             elif ending in (".yaml", ".yml"):
+                self._check_words(values)
                 for _ in yaml.parse(text, Loader=yaml.SafeLoader):
                     pass
         except (ValueError, yaml.YAMLError, RecursionError) as error:
@@ -77,6 +85,19 @@ class ConfigTemplate:
                 f"workload.config_template: {self.name} with values in it is no {ending[1:]}:"
                 f" {why}."
             ) from error
+
+    def _check_words(self, values: Mapping[str, Scalar]) -> None:
+        """Raise BadInput for a text without quotes that YAML reads as true or false, such as NO."""
+        for braces in _BRACES.finditer(self.text):
+            placeholder = self._placeholder(braces)
+            if placeholder is None or not _BARE.search(self.text[: braces.start()]):
+                continue
+            value = placeholder.expression.value(values)
+            if isinstance(value, str) and value.casefold() in _WORDS_OF_YAML:
+                raise BadInput(
+                    f"workload.config_template: {self.name} must have quotes around {braces[0]},"
+                    f" because YAML reads {value} as a truth value; write '{braces[0]}'."
+                )
 
     def _placeholder(self, braces: re.Match[str]) -> Placeholder | None:
         try:

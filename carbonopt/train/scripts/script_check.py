@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.refusals import hint
 from carbonopt.core.values import Scalar
 from carbonopt.spec.launch_settings import Launch
-from carbonopt.spec.space_settings import Space, values_of
+from carbonopt.spec.space_settings import Range, Space, values_of
 from carbonopt.train.scripts.command import as_text
 from carbonopt.train.scripts.config_template import ConfigTemplate
 from carbonopt.train.scripts.script_sources import (
@@ -40,8 +40,8 @@ _RANK_OPTIONS = {
     "torchrun": ("--nproc_per_node", "--nproc-per-node"),
     "torch.distributed.run": ("--nproc_per_node", "--nproc-per-node"),
     "torch.distributed.launch": ("--nproc_per_node", "--nproc-per-node"),
-    "accelerate": ("--num_processes", "-n"),
-    "accelerate.commands.launch": ("--num_processes", "-n"),
+    "accelerate": ("--num_processes", "--num-processes", "-n"),
+    "accelerate.commands.launch": ("--num_processes", "--num-processes", "-n"),
     "deepspeed": ("--num_gpus",),
     "mpirun": ("-n", "-np"),
     "srun": ("-n", "--ntasks"),
@@ -50,6 +50,15 @@ _OUTPUT_OPTION = re.compile(
     r"--?(output|out|save|checkpoint|ckpt|logging|log)[-_]?(dir|folder|path)?|hydra\.run\.dir"
 )
 _NO_TEXT = "\0"
+_MOST_PARSED = 200  # times that a template is parsed, with other texts in it
+# values of the placeholders that are no dimensions
+_OTHERS: dict[str, Scalar] = {
+    "seed": 0,
+    "trial": 0,
+    "output_dir": "output",
+    "checkpoint_dir": "checkpoints",
+    "config": "config",
+}
 _SHELL_ENDS = ("fi", "done", "esac", "}")  # ends of a shell's compound commands
 
 
@@ -68,6 +77,7 @@ def check(task: "Script", space: Space, launch: Launch) -> None:
     template = task.template(dict.fromkeys(known, 0))
     _check_names(task, space, template, known)
     _check_values(task, space, template, launch.world_size)
+    _check_apart(task, space, template, launch.world_size)
     _check_arguments(task, space)
     _check_program(task, folder)
     _check_ranks(task, launch)
@@ -171,21 +181,73 @@ def _check_values(
     )
     if names & {*derived(space), *BATCHES}:
         names |= {*BATCHES, "world_size"}
-    others: dict[str, Scalar] = {
-        "seed": 0,
-        "trial": 0,
-        "output_dir": "output",
-        "checkpoint_dir": "checkpoints",
-        "config": "config",
-    }
-    for number, point in enumerate(points(space, names, world_size)):
-        values = point | others
+    checked: set[tuple[Scalar, ...]] = set()  # the texts with which the template was parsed
+    for point in points(space, names, world_size):
+        values = point | _OTHERS
         for placeholder in placeholders:
             placeholder.text(values)
         if template is not None:
             template.filled(values)
-            if number == 0:
+            texts = tuple(value for value in point.values() if isinstance(value, str))
+            if texts not in checked and len(checked) < _MOST_PARSED:
                 template.check(values)
+                checked.add(texts)
+
+
+def _check_apart(
+    task: "Script", space: Space, template: ConfigTemplate | None, world_size: int
+) -> None:
+    """Raise BadInput if two choices of a dimension, or all of a range, are written alike.
+
+    A format such as `:.0e` or arithmetic can make one text of them, which then trains alike.
+    """
+    placeholders = (*task.command.placeholders, *(template.placeholders if template else ()))
+    for name, domain in space.free().items():
+        # Others may hide it, as 0 does in {dropout * use_it}: it has to be alike with all of them.
+        beside = {part for each in placeholders for part in each.expression.names}
+        beside = {*BATCHES, name} if name in BATCHES else beside & set(space.domains()) | {name}
+        texts: dict[Scalar, dict[tuple[Scalar, ...], tuple[str, ...]]] = {}
+        for point in points(space, beside, world_size):
+            others = tuple(value for key, value in point.items() if key in beside - {name})
+            values = point | _OTHERS
+            written = (*task.command.argv(values), template.filled(values) if template else "")
+            texts.setdefault(point[name], {})[others] = written
+        first: dict[str, Scalar] = {}
+        for value, written_by_others in texts.items():
+            other = first.setdefault(repr(written_by_others), value)
+            if other != value and not isinstance(domain, Range):
+                raise BadInput(
+                    f"search.space.{name}: choices must differ in the command, but {other} and"
+                    f" {value} are written alike; give the placeholder more digits, or leave one of"
+                    " them out."
+                )
+        if len(texts) > 1 and len(first) == 1:
+            raise BadInput(
+                f"search.space.{name}: values must differ in the command, but those from"
+                f" {min(texts)} to {max(texts)} are written alike; give the placeholder more"
+                " digits."
+            )
+
+
+def _rounded(task: "Script", space: Space, template: ConfigTemplate | None) -> Iterator[str]:
+    """Yield notes on formats that write other values of a range than the record has."""
+    placeholders = (*task.command.placeholders, *(template.placeholders if template else ()))
+    for each in dict.fromkeys(placeholders):
+        name = each.expression.text
+        domain = space.domains().get(name)
+        if not isinstance(domain, Range) or each.form[-1:] not in ("e", "E", "f", "F", "g", "G"):
+            continue
+        for place in (0.137, 0.463, 0.811):
+            value = domain.low + place * (domain.high - domain.low)
+            if domain.step is not None:
+                value = domain.low + domain.step * round((value - domain.low) / domain.step)
+            text = each.text({name: value})
+            if abs(float(text.replace(",", "").replace("_", "")) - value) > 0.01 * abs(value):
+                yield (
+                    f"{each.as_written} writes {value:.4g} as {text}, with which the trial trains;"
+                    " the record has the value itself, so give it more digits"
+                )
+                break
 
 
 def _check_arguments(task: "Script", space: Space) -> None:
@@ -308,17 +370,17 @@ def _check_same_python(task: "Script", folder: Path) -> None:
 def _check_ranks(task: "Script", launch: Launch) -> None:
     """Raise BadInput unless a launcher starts as many ranks as the launch has, on its GPUs."""
     for name in _OF_GPUS:
-        words = task.main.words
-        in_env = words[:1] == ("env",) and any(word.startswith(f"{name}=") for word in words)
-        if in_env or any(name in each.variables for each in task.command.simple):
+        if any(each.changes(name) for each in task.command.programs):
             must = (
-                f"workload.command must not set {name}: the GPUs that are measured are those of"
-                " launch.gpus"
+                f"workload.command must not set or remove {name}: the GPUs that are measured are"
+                " those of launch.gpus"
             )
             raise BadInput(f"{must}; leave it out, and give launch.gpus.")
-    words = task.main.words
+    if task.launcher is None:
+        return
+    words = task.launcher.started
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
-    for option in _RANK_OPTIONS.get(task.main.launcher, ()):
+    for option in _RANK_OPTIONS.get(task.launcher.launcher, ()):
         for place, word in enumerate(words[:script]):
             given = word.removeprefix(f"{option}=") if word.startswith(f"{option}=") else None
             given = words[place + 1] if word == option and place + 1 < len(words) else given
@@ -411,6 +473,7 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
         said.append(
             f"{template.name}: {kept} is kept as it is, because search.space has no such dimension"
         )
+    said += _rounded(task, space, template)
     if "output_dir" not in (*task.command.names, *(template.names if template else ())):
         fixed = [
             word for word in task.main.words if _OUTPUT_OPTION.fullmatch(word.partition("=")[0])
@@ -432,6 +495,12 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
             f" {'' if task.workload.quality_from else prints}all its energy counts as training, its"
             " imports and evaluations too, and no trial is stopped early"
         )
+        # with the lines, each rank compares its GPU with those that are measured
+        said += [
+            f"{file.name} has {name}: a trial must train on the GPUs that are measured, so leave it"
+            " as the study sets it"
+            for file, name in _choosing_gpus(task)
+        ]
     hides = [value for value in python_paths(task) if "PYTHONPATH" not in value]
     if hides and has_lines(task):
         said.append(
@@ -442,6 +511,23 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
     if missing:
         said.append(f"this Python finds no module {', '.join(missing)}, which the script imports")
     return tuple(said)
+
+
+def _choosing_gpus(task: "Script") -> Iterator[tuple[Path, str]]:
+    """Yield the files of the program that set or remove a variable which chooses the GPUs."""
+    for file in command_files(task).program:
+        if is_file(file) and file.stat().st_size <= _LARGEST_LOOKED_AT:
+            text = file.read_bytes().decode(errors="replace")
+            yield from ((file, name) for name in _OF_GPUS if _set_in(text, name))
+
+
+def _set_in(text: str, name: str) -> bool:
+    """Return whether a line of Python or shell sets or removes a variable."""
+    quoted = rf"""["']?{name}["']?"""
+    of_python = rf"environ(?:\[{quoted}\]\s*=(?!=)|\.(?:pop|update)\(\{{?{quoted}\s*[,:=)])"
+    of_shell = rf"(?:^|[\s;&|('\"]){name}=|\bunset\s+{name}\b"
+    pattern = rf"^[^#\n]*?(?:{of_python}|{of_shell}|putenv\({quoted})"
+    return re.search(pattern, text, re.MULTILINE) is not None
 
 
 def _other_python(task: "Script") -> str | None:

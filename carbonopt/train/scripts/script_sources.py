@@ -53,10 +53,9 @@ def command_files(task: "Script") -> CommandFiles:
 def python_paths(task: "Script") -> list[str]:
     """Return the values that the command gives to PYTHONPATH."""
     given: list[tuple[str, str]] = []
-    for each in task.command.simple:
+    for each in task.command.programs:
         given += each.assignments
-        if each.launcher in ("export", "env"):
-            given += [(word.partition("=")[0], word.partition("=")[2]) for word in each.words]
+        given += [(word.partition("=")[0], word.partition("=")[2]) for word in each.before]
     return [value for name, value in given if name == "PYTHONPATH"]
 
 

@@ -22,13 +22,12 @@ from carbonopt.spec.space_settings import Space
 from carbonopt.spec.trial_spec import Program, TrialSpec
 from carbonopt.spec.workload_settings import Workload
 from carbonopt.train.scripts import script_check, script_sources
-from carbonopt.train.scripts.command import Command, Simple
+from carbonopt.train.scripts.command import LAUNCHERS, Command, Simple
 from carbonopt.train.scripts.config_template import ConfigTemplate
 from carbonopt.train.scripts.script_values import PLACEHOLDERS, with_batches
 from carbonopt.train.tasks.task import Card, Task
 
-# Programs, and modules of `python -m`, that start the ranks themselves.
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
+# Modules of `python -m` that start the ranks themselves.
 _LAUNCHER_MODULES = (
     "torch.distributed.run",
     "torch.distributed.launch",
@@ -139,7 +138,7 @@ class Script(Task):
             files={} if template is None else {str(values["config"]): template.filled(values)},
             quality_from=source,
             starts_ranks=self.starts_ranks,
-            on_each_machine=not self.starts_ranks or self.main.launcher in _ON_EACH_MACHINE,
+            on_each_machine=self.launcher is None or self.launcher.launcher in _ON_EACH_MACHINE,
             uses_deepspeed=self.uses_deepspeed,
             has_lines=script_sources.surely_has_lines(self),
             warm=self.workload.warm,
@@ -216,7 +215,13 @@ class Script(Task):
     @property
     def starts_ranks(self) -> bool:
         """True if the command is a launcher's, which starts a process for each rank itself."""
-        return self.main.launcher in (*_LAUNCHERS, *_LAUNCHER_MODULES)
+        return self.launcher is not None
+
+    @property
+    def launcher(self) -> Simple | None:
+        """The command's launcher, also within the code of `bash -c`; None: it has none."""
+        known = (*LAUNCHERS, *_LAUNCHER_MODULES)
+        return next((each for each in self.command.programs if each.launcher in known), None)
 
     @property
     def main(self) -> Simple:
@@ -229,11 +234,9 @@ class Script(Task):
             raise BadInput(
                 f"workload.command must have a program, but is {self.workload.command!r}."
             )
-        launchers = (
-            each for each in programs if each.launcher in (*_LAUNCHERS, *_LAUNCHER_MODULES)
-        )
+        launchers = (each for each in programs if each is self.launcher)
         pythons = (
-            each for each in programs if each.words[0].rpartition("/")[2].startswith("python")
+            each for each in programs if each.started[0].rpartition("/")[2].startswith("python")
         )
         return next(launchers, None) or next(pythons, None) or programs[-1]
 
