@@ -238,7 +238,7 @@ def test_a_disturbed_run_of_a_dearer_trial_changes_no_answer() -> None:
 
 def test_where_no_trial_meets_the_target_the_closest_decides() -> None:
     """The baseline waited longest, but it is no answer."""
-    charged = {"sessions": (SessionLedger(started_at="2024-03-05T18:00:00", other_kwh=0.1),)}
+    charged = {"sessions": (SessionLedger(started_at="2024-03-05T18:00:00+00:00", other_kwh=0.1),)}
     data = study(
         trial(0, 4e-3, 9.0, cpu_wait_fraction=0.3),
         trial(1, 1e-3, 7.0, cpu_wait_fraction=0.4),
