@@ -33,7 +33,7 @@ def command_files(task: "Script") -> CommandFiles:
     programs = [
         [
             task.command.known_text(word) if word not in written else ""
-            for word in (*each.words, *each.inputs)
+            for word in (*each.words, *each.inputs, *(value for _, value in each.assignments))
         ]
         for each in task.command.simple
         if each.launcher not in _WRITE
