@@ -15,7 +15,7 @@ import site
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -145,7 +145,8 @@ class CommandFiles:
         archives = [folder / path for path in python_path if is_file(folder / path)]
         pythons = (word for words in commands for word in words if _is_python([word]))
         sites = tuple(site for word in pythons for site in _sites_of(folder / word))
-        found = cls(folder, tuple(folder / path for path in python_path), sites or _own_sites())
+        own_path = tuple(Path(os.path.normpath(folder / path)) for path in python_path)
+        found = cls(folder, own_path, sites or _own_sites())
         found.named += archives
         for words in commands:
             code = _code_in(words)
@@ -880,7 +881,7 @@ def _path_text(
             given = right.elts if isinstance(right, ast.Tuple) else [right]
             return _filled(form, "%s", map(text_of, given))
         case ast.BoolOp(op=ast.Or(), values=values):
-            return next((text for value in values if (text := text_of(value)) is not None), None)
+            return next((made for value in values if (made := text_of(value)) is not None), None)
         case ast.Subscript(
             value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str() as variable)
         ):
@@ -896,6 +897,14 @@ def _path_text(
             return _concatenated(map(text_of, values))
         case ast.FormattedValue(value=inner, format_spec=None):
             return text_of(inner)
+        case ast.Call():
+            return _called_path(node, text_of)
+    return None
+
+
+def _called_path(node: ast.Call, text_of: Callable[[ast.expr], str | None]) -> str | None:
+    """Return the path that a call makes of others; see `_path_text`."""
+    match node:
         case ast.Call(
             func=ast.Attribute(value=inner, attr="resolve" | "absolute" | "expanduser")
         ) if _last_name(inner) != "path":
