@@ -272,7 +272,7 @@ class Command:
         """
         if re.search(r"\s", word):
             return _MARKED.sub("0", word)
-        if self.needs_shell:
+        if self.needs_shell and "PATH" not in word:  # a search path names no inputs
             word = os.path.expandvars(word)
         is_known = not _MARKED.search(word) and not (self.needs_shell and re.search("[$`]", word))
         return word if is_known else ""
