@@ -362,6 +362,37 @@ def test_each_fold_s_trainer_is_no_training_of_its_own(tmp_path: Path) -> None:
     assert "one training" in record.failure.text
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "for fold in 0 1 2; do {0} train.py $fold; done",
+        "{0} train.py 0 && {0} train.py 1",
+        "{0} train.py crash || {0} train.py 0",
+        "{0} train.py 0 & {0} train.py 1; wait",
+        "{0} train.py parent",
+    ],
+)
+@pytest.mark.slow
+def test_each_process_s_training_is_no_training_of_its_own(command: str, tmp_path: Path) -> None:
+    """The quality would be that of the last one, but the energy that of all."""
+    script = """
+        import subprocess, sys
+        import carbonopt.script as carbon
+        run = carbon.run(total_steps=2)
+        for _ in range(2):
+            run.step()
+        if sys.argv[1] == "crash":
+            sys.exit(3)
+        run.report(accuracy=0.5)
+        if sys.argv[1] == "parent":
+            subprocess.run([sys.executable, "train.py", "0"], check=True)
+    """
+    command = f"{command.format(PYTHON)} # {{learning_rate}} {{my_width}}"
+    record = watched(script, tmp_path, command=command)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "bad_input")
+    assert "one training" in record.failure.text
+
+
 def test_a_batch_of_two_optimizers_is_one_step(tmp_path: Path) -> None:
     script = """
         from types import SimpleNamespace as Having

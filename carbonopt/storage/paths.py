@@ -21,6 +21,13 @@ def workers_lock_path(database: Path) -> Path:
     return database.with_name(f"{database.name}-turn")
 
 
+def is_study(folder: Path) -> bool:
+    """Return whether a folder is a study's, and not one with an Optuna database called study.db."""
+    study = StudyPaths(folder)
+    is_here = study.storage.exists() and (study.lock.exists() or study.trials.exists())
+    return is_here or study.storage_pointer.exists()
+
+
 class StudyPaths:
     """The paths in the folder of one study.
 

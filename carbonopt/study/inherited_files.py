@@ -5,6 +5,7 @@ A trial that reads one of them does not begin clean.
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +15,18 @@ from carbonopt.core.files import is_file
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import Program, TrialSpec
-from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.paths import StudyPaths, is_study
 from carbonopt.study.input_files import written_in
+from carbonopt.train.tasks.script import Script
 from carbonopt.train.tasks.task import task_for
 
 _MOST_FILES = 10_000  # largest number of files that are looked at; so many take 0.1 s
 _MOST_NAMED = 20
-_OF_STUDIES = {StudyPaths(Path()).storage.name, StudyPaths(Path()).storage_pointer.name}
+_LARGE_FOLDER = 1000  # entries of a folder, such as one of images, that is looked at last
+# Folders that tools write for themselves.
+_NOBODYS = re.compile(r"__pycache__|\..*cache.*|\.ipynb_checkpoints|\.(git|hg|svn|venv|hydra)")
+# What a study writes into its folder, which may be the script's own.
+_OF_STUDIES = {path.name for path in vars(StudyPaths(Path())).values() if isinstance(path, Path)}
 
 
 def script_folders(program: Program) -> tuple[Path, ...]:
@@ -145,28 +151,41 @@ def _files(folder: Path) -> Iterator[Path]:
         yield folder
         return
     waiting, left = [folder], _MOST_FILES
+    large: list[list[os.DirEntry[str]]] = []
     seen: set[str] = set()
-    while waiting:
-        inside = waiting.pop(0)
-        if (real := os.path.realpath(inside)) in seen:
-            continue
-        seen.add(real)
-        try:
-            entries = sorted(os.scandir(inside), key=lambda entry: entry.name)
-        except OSError:  # this user may not read the folder
-            continue
-        if any(entry.name in _OF_STUDIES for entry in entries):
-            continue
+    while waiting or large:
+        if waiting:
+            inside = waiting.pop(0)
+            if (real := os.path.realpath(inside)) in seen:
+                continue
+            seen.add(real)
+            try:
+                entries = sorted(os.scandir(inside), key=lambda entry: entry.name)
+            except OSError:  # this user may not read the folder
+                continue
+            if is_study(inside):
+                if inside != folder:
+                    continue
+                entries = [each for each in entries if not _is_of_study(each.name)]
+            if len(entries) > _LARGE_FOLDER:
+                large.append(entries)
+                continue
+        else:
+            entries = large.pop(0)
         for entry in entries:
-            if entry.name.startswith(".") or entry.name == "__pycache__":
+            if _NOBODYS.fullmatch(entry.name):
                 continue
             if (left := left - 1) < 0:
                 return
             with contextlib.suppress(OSError):  # a link to itself
                 if entry.is_dir():
                     waiting.append(Path(entry.path))
-                elif entry.is_file():
+                elif entry.is_file() and not entry.name.startswith("."):
                     yield Path(entry.path)
+
+
+def _is_of_study(name: str) -> bool:
+    return name in _OF_STUDIES or name.startswith(StudyPaths(Path()).storage.name)
 
 
 def inherited_files(spec: TrialSpec, data: StudyData) -> InheritedFiles | None:
@@ -188,4 +207,6 @@ def inherited_files(spec: TrialSpec, data: StudyData) -> InheritedFiles | None:
 def _named(config: StudyConfig) -> list[Path]:
     """Return the files and folders that a script names now, which may lie outside of its folder."""
     assert config.workload is not None
-    return [*map(Path, task_for(config.workload.model_dump(mode="json")).input_files())]
+    task = task_for(config.workload.model_dump(mode="json"))
+    folders = task.watched_folders() if isinstance(task, Script) else ()
+    return [*map(Path, (*task.input_files(), *folders))]

@@ -5,6 +5,7 @@ They are recorded with the study, which can only be resumed on the same files.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
@@ -16,7 +17,7 @@ from carbonopt.core.files import opened_unnoted
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import InputFile
-from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.paths import is_study
 from carbonopt.train.tasks.task import task_for
 
 _PIECE_BYTES = 2**20
@@ -124,10 +125,7 @@ def _is_nobodys(folder: Path, seen: set[str]) -> bool:
         or folder.suffix in _MADE_SUFFIXES
     ):
         return True
-    study = StudyPaths(folder)
-    if any(
-        marker.exists() for marker in (study.storage, study.storage_pointer, folder / "pyvenv.cfg")
-    ):
+    if is_study(folder) or (folder / "pyvenv.cfg").exists():
         return True
     real = os.path.realpath(folder)
     is_known = real in seen
@@ -182,8 +180,8 @@ def check_unchanged(
         files: The files that are there now.
         where: The study's folder or storage, for errors.
         trials: Trials that may have written files, because they run a user's script. A file that is
-            no program and was changed while one of them ran is recorded as written by trials, and
-            not compared any more.
+            no program and was changed or removed while one of them ran is recorded as written by
+            trials, and not compared any more.
 
     Returns:
         The files as they are recorded from now on.
@@ -204,17 +202,25 @@ def check_unchanged(
         if not (change := _change(was, now, interrupted)):
             continue
         is_program = was.is_program if was is not None else now is not None and now.is_program
-        if (
-            now is None
-            or is_program
-            or not any(begin <= now.mtime_ns / 1e9 <= end for begin, end in windows)
-        ):
+        changed_s = _changed_s(path, now)
+        if is_program or not any(begin <= changed_s <= end for begin, end in windows):
             holds = f"{where} holds a study whose trials read other files: {path} {change}"
             raise BadInput(
                 f"{holds}. Put back what was there, or give another folder (or another name)."
             )
-        before[path] = now.model_copy(update={"sha256": None, "changed_by_trials": True})
+        noted_now = now or before[path]
+        before[path] = noted_now.model_copy(update={"sha256": None, "changed_by_trials": True})
     return tuple(before.values())
+
+
+def _changed_s(path: str, now: InputFile | None) -> float:
+    """Return when a file was last changed, or removed, in seconds since 1970."""
+    if now is not None:
+        return now.mtime_ns / 1e9
+    try:
+        return Path(path).parent.stat().st_mtime
+    except OSError:  # its folder is gone, too
+        return -math.inf
 
 
 def written_in(trial: TrialRecord) -> tuple[float, float]:

@@ -95,6 +95,55 @@ def test_a_file_that_a_script_names_outside_its_folder_is_inherited(
     assert found.read() == (str(weights),)
 
 
+@pytest.mark.parametrize(
+    ("command", "files", "place"),
+    [
+        ("python t.py", {"t.py": "Path('~/.cache/own/x.pt').expanduser()"}, "home/.cache/own/x.pt"),
+        ("python t.py", {"t.py": "Path.home() / 'own' / f'{name}.pt'"}, "home/own/x.pt"),
+        ("python t.py", {"t.py": "os.path.join(os.environ['HOME'], 'x.pt')"}, "home/x.pt"),
+        ("python t.py", {"t.py": "save(f'../saved/{name}.pt')"}, "saved/x.pt"),
+        ("python t.py c.yaml", {"t.py": "", "c.yaml": "ckpt_dir: ../saved"}, "saved/x.pt"),
+        ("python t.py --ckpt=$HOME/x.pt", {"t.py": ""}, "home/x.pt"),
+        ("CKPT=../saved python t.py", {"t.py": ""}, "saved/x.pt"),
+        ("cd ../other && python t.py", {"../other/t.py": ""}, "other/x.pt"),
+        ("bash r.sh", {"r.sh": "cd ../other\npython t.py", "../other/t.py": ""}, "other/x.pt"),
+        ("env PYTHONPATH=../src python -m own", {"../src/own/__main__.py": ""}, "src/own/x.pt"),
+        ("python t.py", {"t.py": "", "study.db": "of the script's own Optuna"}, "code/x.pt"),
+        ("python t.py", {"t.py": ""}, "code/.saved/x.pt"),
+        (
+            "python t.py",
+            {"t.py": "", **{f"images/{number}.png": "" for number in range(10_001)}},
+            "code/saved/x.pt",
+        ),
+    ],
+)
+def test_what_trials_leave_anywhere_is_inherited(
+    command: str, files: dict, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    # Folders that are in every pytest's temporary folder are none that a user names.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    code = tmp_path / "code"
+    for name, text in files.items():
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text(text)
+        os.utime(code / name, (0, 0))
+    since_s = began(tmp_path)
+    weights = tmp_path / place
+    weights.parent.mkdir(parents=True, exist_ok=True)
+    weights.write_text("of trial 0")
+    workload = {"folder": str(code), "command": command + " # {learning_rate}"}
+    began_at = datetime.fromtimestamp(since_s, UTC).isoformat()
+    data = script_study(script_run(0, 30.0, started_at=began_at), workload=workload)
+    program = Program(argv=tuple(command.split()), folder=str(code), environment={})
+    spec = Having(number=1, attempt=1, program=program)
+    found = inherited_files(spec, data)  # type: ignore[arg-type]
+    assert found is not None
+    time.sleep(0.02)
+    weights.read_text()
+    assert [Path(name).name for name in found.read()] == ["x.pt"]
+
+
 def test_a_file_behind_links_is_inherited(tmp_path: Path) -> None:
     since_s = began(tmp_path)
     (tmp_path / "disk").mkdir()

@@ -162,6 +162,26 @@ def test_what_trials_write_is_theirs_and_not_compared_again(
     assert check_unchanged(noted, input_files(config), "out", never) == noted
 
 
+def test_what_trials_remove_is_theirs(tmp_path: Path) -> None:
+    (tmp_path / "old.ckpt").write_text("of an earlier training")
+    config = study_of(tmp_path, "python train.py {learning_rate}", ".")
+    noted, began_s = with_sha256(input_files(config), never), time.time()
+    (tmp_path / "old.ckpt").unlink()
+    noted = check_unchanged(noted, input_files(config), "out", never, [ran(began_s, 10.0)])
+    assert [Path(file.path).name for file in noted if file.changed_by_trials] == ["old.ckpt"]
+    (tmp_path / "rows.csv").unlink()
+    with pytest.raises(BadInput, match=r"rows\.csv is gone"):
+        check_unchanged(noted, input_files(config), "out", never, [ran(began_s - 100, 10.0)])
+
+
+def test_a_folder_with_another_database_of_that_name_is_an_input(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("study.db", "rows.csv"):
+        (tmp_path / "data" / name).write_text("")
+    config = study_of(tmp_path, "python train.py {learning_rate}", ".")
+    assert "data/rows.csv" in names(input_files(config), tmp_path)
+
+
 @pytest.mark.parametrize("name", ["base.py", "new.py"])
 def test_code_is_never_what_trials_write(name: str, tmp_path: Path) -> None:
     config = study_of(tmp_path, "python train.py {learning_rate}", ".")

@@ -295,6 +295,100 @@ READS = {
         {"t.ipynb": '{"cells": [{"cell_type": "code", "source": ["%pip\\n", "import helper"]}]}'},
         {"helper.py"},
     ),
+    "an attribute of a dataclass": (
+        "python t.py",
+        {"t.py": "class C:\n    root: str = field(default='data')\nopen(C().root + '/rows.csv')"},
+        {ROWS},
+    ),
+    "a name of another module": (
+        "python t.py",
+        {
+            "t.py": "from u import D\nopen(D / 'rows.csv')",
+            "u.py": "D = Path(__file__).parent / 'data'",
+        },
+        {"u.py", ROWS},
+    ),
+    "an annotated name": (
+        "python t.py",
+        {"t.py": "D: str = 'data'\nopen(D + '/rows.csv')"},
+        {ROWS},
+    ),
+    "a variable's default": (
+        "python t.py",
+        {"t.py": "open(os.environ.get('NONE_SUCH', 'data') + '/rows.csv')"},
+        {ROWS},
+    ),
+    "a loop over splits": (
+        "python t.py",
+        {"t.py": "for s in ['rows']: open(f'data/{s}.csv')"},
+        {ROWS},
+    ),
+    "a function's argument": (
+        "python t.py",
+        {"t.py": "def f(s):\n    open(f'data/{s}.csv')\nf('rows')"},
+        {ROWS},
+    ),
+    "a format": ("python t.py", {"t.py": "D = 'data'\nopen('%s/rows.csv' % D)"}, {ROWS}),
+    "a click option": (
+        "python t.py",
+        {"t.py": "@click.option('--d', default='data')\ndef f(d): open(f'{d}/rows.csv')"},
+        {ROWS},
+    ),
+    "a URL of a database": ("python t.py", {"t.py": f"connect('sqlite:///{ROWS}')"}, {ROWS}),
+    "a URI of sqlite3": ("python t.py", {"t.py": f"connect('file:{ROWS}?mode=ro')"}, {ROWS}),
+    "a file in an archive": ("python t.py", {"t.py": f"read_csv('zip://x.csv::{ROWS}')"}, {ROWS}),
+    "a resource of a package": (
+        "python -m helper",
+        {"helper.py": "files('data') / 'rows.csv'"},
+        {"helper.py", ROWS},
+    ),
+    "a folder that is listed": ("python t.py", {"t.py": "os.listdir('data')"}, {"data"}),
+    "a local data set": ("python t.py", {"t.py": "load_dataset('data')"}, {"data"}),
+    "a folder in settings": (
+        "python t.py c.yaml",
+        {"c.yaml": "data_dir: data\nout: lib"},
+        {"data"},
+    ),
+    "a class in settings": (
+        "python t.py c.yaml",
+        {"c.yaml": "_target_: helper.Net"},
+        {"helper.py"},
+    ),
+    "options in a file": ("python t.py --options=@o.txt", {"o.txt": f"--data\n{ROWS}"}, {ROWS}),
+    "a program that is started": (
+        "python t.py",
+        {"t.py": "os.system('python helper.py')\nrun([sys.executable, '-m', 'lib.b'])"},
+        {"helper.py", "lib/b.py"},
+    ),
+    "a line of a notebook": (
+        "papermill t.ipynb",
+        {
+            "t.ipynb": '{"cells": [{"cell_type": "code", "source": ["%run helper.py\\n", "!x data/rows.csv"]}]}'
+        },
+        {"helper.py", ROWS},
+    ),
+    "a variable of a shell script": (
+        "bash t.sh",
+        {"t.sh": 'D=data\npython u.py "$D/${X:-rows}.csv"', "u.py": ""},
+        {"u.py", ROWS},
+    ),
+    "an option's folder in a shell script": (
+        "bash t.sh",
+        {"t.sh": "python u.py --data data --output lib", "u.py": ""},
+        {"u.py", "data"},
+    ),
+    "another Makefile": ("make -f c.mk", {"c.mk": "all:\n\tpython helper.py"}, {"helper.py"}),
+    "a justfile": ("just all", {"justfile": "all:\n  python helper.py"}, {"helper.py"}),
+    "a program of the project": (
+        "uv run own",
+        {"pyproject.toml": "[project.scripts]\nown = 'helper:main'"},
+        {"helper.py"},
+    ),
+    "Hydra's folder by its place": (
+        "python t.py",
+        {"t.py": "@hydra.main('conf', 'c')\ndef f(c): ...", "conf/c.yaml": ""},
+        {"conf"},
+    ),
     "a package behind a folder of its name": (
         "env PYTHONPATH=lib python t.py",
         {"t.py": "import sys\nsys.path.append('lib')\nimport data", "lib/data/__init__.py": ""},
@@ -309,6 +403,15 @@ def test_what_programs_read(command: str, files: dict, reads: set, tmp_path: Pat
     program, named = found(command, written(tmp_path, {**there, **files}))
     assert reads <= program | named
     assert not ({"helper.py", "lib/b.py", ROWS} - reads) & (program | named)
+
+
+@pytest.mark.parametrize("name", ["t.yaml", "t.sh"])
+def test_a_folder_to_which_settings_let_a_program_write_is_no_input(
+    name: str, tmp_path: Path
+) -> None:
+    texts = {"t.yaml": "output_dir: out", "t.sh": "python t.py --output_dir out"}
+    written(tmp_path, {**texts, "t.py": "", "out/x": ""})
+    assert "out" not in found(f"bash {name}", tmp_path)[1]
 
 
 def test_a_link_to_a_script_finds_what_lies_beside_the_script(tmp_path: Path) -> None:
@@ -401,6 +504,7 @@ def test_names_that_stand_for_themselves_end(tmp_path: Path) -> None:
         ("env A=1 bash -o pipefail -lc 'python train.py'", {"train.py", "helper.py"}, set()),
         ("python -u -c 'import helper; helper.main({x})'", {"helper.py"}, set()),
         ("python -c 'open(\"rows.csv\")'", set(), {"rows.csv"}),
+        ("ROWS=rows.csv python train.py {x}", {"train.py", "helper.py"}, {"rows.csv"}),
         ("python train.py --data rows*.csv > rows-2.csv", {"train.py", "helper.py"}, {"rows.csv"}),
     ],
 )

@@ -559,7 +559,8 @@ def test_what_a_dimension_says_is_said_once(given, searched):
 def test_refuses_a_dimension_that_the_given_scheduler_leaves_without_effect():
     warming = SPACE.model_copy(update={"warmup_ratio": Fixed(value=0.1)})
     with pytest.raises(
-        BadInput, match=r"warmup_ratio acts only with lr_scheduler .*, but .* is constant in workload"
+        BadInput,
+        match=r"warmup_ratio acts only with lr_scheduler .*, but .* is constant in workload",
     ):
         check_training_arguments({"lr_scheduler_type": "constant"}, warming)
     check_training_arguments({"lr_scheduler_type": "cosine"}, warming)

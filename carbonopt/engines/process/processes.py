@@ -29,6 +29,14 @@ from carbonopt.engines.process.extensions import extensions_folder
 LOG_TAIL_LINES = 15
 _MOST_LOG_BYTES = 2**18  # largest part that is read of a log
 _LONGEST_LINE = 2**24  # bytes; events have a few thousand
+_SECOND_TRAINING = Failed(
+    kind="bad_input",
+    text=(
+        "a script must have one training, but another of its processes begins a second one; follow"
+        " all of them, such as folds, by one carbonopt.script.run, or leave the lines out and give"
+        " workload.quality_from."
+    ),
+)
 
 
 class Guard(Protocol):
@@ -104,8 +112,9 @@ class Listener:
     """The study's end of a channel or of a forked guard's connection.
 
     For channels see `carbonopt.core.events`. Reading never blocks for longer than the given time.
-    With `invites`, messages come on connections to the socket at `path`; the first connection
-    carries none, and its end is the trial's end.
+    With `invites`, messages come on a connection to the socket at `path`; the first connection
+    carries none, and its end is the trial's end. Only one process may connect: the energy is that
+    of all trainings of a trial, but the quality would be that of the last.
     """
 
     def __init__(self, connection: socket.socket, invites: bool = False) -> None:
@@ -114,6 +123,7 @@ class Listener:
         self._inviting = contextlib.ExitStack()
         self._server: socket.socket | None = None
         self._speaker: socket.socket | None = None if invites else connection
+        self._has_accepted = False
         if invites:
             # A folder that only this user can enter, and that is on this machine: the study's own
             # folder need not be.
@@ -139,6 +149,10 @@ class Listener:
             if self._server in ready and self._server is not None:
                 self._hang_up()
                 self._speaker = self._server.accept()[0]
+                if self._has_accepted:
+                    second = {"event": "Failed", **_SECOND_TRAINING.model_dump()}
+                    self._buffer = json.dumps(second).encode() + b"\n"
+                self._has_accepted = True
             elif self._speaker in ready:
                 self._hear()
             else:
@@ -160,7 +174,7 @@ class Listener:
         if not data and self._speaker is self._connection:
             self._ended = True
         elif not data:
-            self._hang_up()  # the program may go on, or another may connect in its place
+            self._hang_up()  # the program may go on
 
     def _hang_up(self) -> None:
         if self._speaker not in (None, self._connection):

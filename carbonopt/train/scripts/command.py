@@ -1,5 +1,6 @@
 """A script's command as its user writes it: words or a line of shell, with placeholders."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -350,11 +351,13 @@ class Command:
     def known_text(self, word: str) -> str:
         """Return a word as far as it is known before a trial, for the search of files in it.
 
-        It is empty if a shell variable or a placeholder makes it another word, but not if it is the
-        code that `bash -c` or `python -c` runs: there a placeholder is 0.
+        It is empty if a placeholder or an unknown variable makes it another word, but not if it is
+        the code that `bash -c` or `python -c` runs: there a placeholder is 0.
         """
         if re.search(r"\s", word):
             return _MARKED.sub("0", word)
+        if self.needs_shell and "PATH" not in word:  # a search path names no inputs
+            word = os.path.expandvars(word)
         is_known = not _MARKED.search(word) and not (self.needs_shell and re.search("[$`]", word))
         return word if is_known else ""
 

@@ -6,15 +6,20 @@ versions identify them.
 """
 
 import ast
+import contextlib
 import glob
 import os
 import re
+import shutil
 import site
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from itertools import chain, count, islice
+from itertools import chain, count, islice, pairwise
 from pathlib import Path
 
 import carbonopt
@@ -40,10 +45,13 @@ _MODULE_OPTION = re.compile("-[A-Za-z]*m|--module")  # python -um, accelerate la
 # Options of Hydra's functions that name the folder of its configuration files.
 _CONFIG_FOLDERS = ("config_path", "config_dir")
 # Files that can name others in any syntax: configurations, notebooks, programs in other languages.
-_PROGRAMS = frozenset(
-    (".R", ".r", ".jl", ".js", ".mjs", ".cjs", ".ts", ".lua", ".pl", ".rb", ".m", ".go", ".ipynb")
-)
-_TEXTS = _PROGRAMS | {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin", ".args"}
+_SOURCES = {".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".pxd"}
+_PROGRAMS = _SOURCES | {
+    *(".R", ".r", ".jl", ".js", ".mjs", ".cjs", ".ts", ".lua", ".pl", ".rb", ".m", ".go", ".ipynb")
+}
+_SETTINGS = {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".gin", ".args", ".env"}
+_LISTS = {".txt", ".lst", ".list"}  # options or names of files, a line each
+_TEXTS = _PROGRAMS | _SETTINGS | _LISTS
 _LONGEST_TEXT = 2**18  # bytes of such a file, or of a shell script; longer ones have data
 _LONGEST_CODE = 2**23  # bytes of a program; Python's and torch's longest have below 2**21
 _MOST_FOLDERS = 32  # folders to which a shell script changes, where its words are looked up
@@ -54,6 +62,49 @@ UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _TEXT_WORD = re.compile(r"[^\s'\"`,;:=()\[\]{}<>\\]+")
 _MOST_PARTS = 100  # expressions that make one path, those that names stand for included
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
+# Files that say what programs run, by the program.
+_RUN_BY = {
+    "make": _MAKEFILES,
+    "gmake": _MAKEFILES,
+    "just": ("justfile", "Justfile", ".justfile"),
+    "task": ("Taskfile.yml", "Taskfile.yaml"),
+    "invoke": ("tasks.py",),
+    "inv": ("tasks.py",),
+    "nox": ("noxfile.py",),
+    "dvc": ("dvc.yaml",),
+    "pixi": ("pixi.toml", "pyproject.toml"),
+    "poe": ("pyproject.toml",),
+    "snakemake": ("Snakefile", "workflow/Snakefile"),
+    "npm": ("package.json",),
+}
+_RUN_FILES = (*_MAKEFILES, "justfile", "Justfile", ".justfile", "Snakefile")
+_MOST_BEFORE = 4  # words of launchers before the program that trains, as in `uv run train`
+# file: of sqlite3 and fsspec, sqlite:/// of SQLAlchemy, zip://x.csv::rows.zip of fsspec
+_SCHEME = re.compile(r"^(?:.*::)?(?:file:(?://)?|[a-z][a-z0-9+]*://)?")
+_ASSIGNED = re.compile(
+    r"(?:^|[\s;])([A-Za-z_]\w*+)=(\"[^\"\n]{0,1024}\"|'[^'\n]{0,1024}'|[^\s;|&<>()'\"`]{0,1024})"
+)
+_USED = re.compile(r"\$(\w++)|\$\{(\w++)(?::?[-=]([^}]{0,256}))?\}")
+_LONGEST_SHELL = 2**18  # characters of a shell script whose variables are replaced
+_SETTING = re.compile(r"[\"']?([\w.-]{1,100}+)[\"']?\s*[:=]\s*[\"']?([^\s\"',#]{1,1024})")
+_WRITTEN = re.compile("out|save|check|ckpt|log|run|tmp|temp|cache|result", re.I)
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_STARTERS = {"system", "popen", "Popen", "run", "call", "check_call", "check_output", "getoutput"}
+# Functions that read all files of a folder.
+_READERS = {"listdir", "scandir", "walk", "iterdir", "rglob", "ImageFolder", "DatasetFolder"}
+_READERS |= {"load_dataset", "load_from_disk", "from_pretrained"}
+_MOST_VARIANTS = 2000  # paths of a file that are made with the values of its loops
+# Too large to look for what trials have written there.
+_SHARED = ("/dev", "/etc", "/usr", "/var", "/opt", "/bin", "/lib")
+_PATH_FUNCTIONS: tuple[str, ...] = (
+    "abspath",
+    "realpath",
+    "normpath",
+    "fspath",
+    "expanduser",
+    "expandvars",
+)
+_PATH_FUNCTIONS += ("str", "Path", "PurePath")
 _INSTALLED = ("site-packages", "dist-packages")
 # folders of Python's and carbonopt's own files
 _OWN_FOLDERS = (Path(os.__file__).parent, Path(carbonopt.__file__).parent)
@@ -76,6 +127,10 @@ class CommandFiles:
     program: list[Path] = field(default_factory=list)
     # other files, and folders, that a word or a program names
     named: list[Path] = field(default_factory=list)
+    # all folders that a word or a text names, also those to which programs write
+    folders: list[Path] = field(default_factory=list)
+    # texts that names in the user's modules stand for
+    _known: dict[str, ast.expr] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -87,15 +142,18 @@ class CommandFiles:
         command's own PYTHONPATH.
         """
         commands = list(commands)
+        archives = [folder / path for path in python_path if is_file(folder / path)]
         pythons = (word for words in commands for word in words if _is_python([word]))
         sites = tuple(site for word in pythons for site in _sites_of(folder / word))
-        found = cls(folder, tuple(folder / path for path in python_path), sites or _own_sites())
+        own_path = tuple(Path(os.path.normpath(folder / path)) for path in python_path)
+        found = cls(folder, own_path, sites or _own_sites())
+        found.named += archives
         for words in commands:
             code = _code_in(words)
-            if words[:1] == ["make"]:
-                found._add(
-                    next((name for name in _MAKEFILES if is_file(folder / name)), ""), [folder]
-                )
+            for word in words[:_MOST_BEFORE]:
+                names = _RUN_BY.get(word.rpartition("/")[2], ())
+                found._add(next((name for name in names if is_file(folder / name)), ""), [folder])
+                found._add_entry_point(word)
             script = _script_in(words)
             for place, (before, word) in enumerate(zip(("", *words), words, strict=False)):
                 if place == code:
@@ -114,9 +172,32 @@ class CommandFiles:
         """Add the files that a word of the command names, also by a pattern such as rows/*.csv."""
         for text in _paths_in(word):
             self._add(text, [self.folder], with_folders=True)
+            if _DOTTED.fullmatch(text):
+                self._add_module(text, self._search_path(self.folder))
             if glob.has_magic(text):
                 for name in _matches(text, self.folder):
                     self._add(name, [self.folder], with_folders=True)
+
+    def _add_entry_point(self, word: str) -> None:
+        """Add the modules of a program that pip has made from a package's entry points."""
+        if not re.fullmatch(r"[A-Za-z_][\w.-]*", word):
+            return
+        roots = self._search_path(None)
+        own = [str(self.folder / ".venv" / "bin"), str(Path(sys.executable).parent)]
+        path = os.pathsep.join([*own, os.environ.get("PATH", os.defpath)])
+        program = shutil.which(word, path=path)
+        if program is not None and not _is_python([word]) and _begins_with(Path(program), _PYTHONS):
+            linked = _linked_folders(tuple(_sites_of(Path(program))))
+            with contextlib.suppress(*UNREADABLE):
+                for node in ast.walk(ast.parse(code_of(Path(program)) or b"")):
+                    for name in _imported(node):
+                        self._add_module(name, [*roots, *linked])
+        try:
+            project = tomllib.loads((self.folder / "pyproject.toml").read_text())
+            entry = project["project"]["scripts"][word]
+            self._add_module(entry.partition(":")[0], [self.folder, self.folder / "src", *roots])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            pass  # the project has no such program
 
     def _add_code(self, code: str, *, is_shell: bool) -> None:
         """Add the files that code names which is a word of the command, as with `bash -c`."""
@@ -130,10 +211,14 @@ class CommandFiles:
         """Add the file of that name from the first of these folders that has it."""
         if not _may_be_name(text):
             return
+        text = _without_scheme(os.path.expandvars(text))
+        text = os.path.expanduser(text)  # noqa: PTH111
         for base in bases:
             path = Path(os.path.normpath(base / text))
             if any(map(path.is_relative_to, _OF_THE_SYSTEM)):
                 continue
+            if is_folder(path):
+                self._note_folder(path)
             if is_file(path):
                 if path.suffix == ".py" or (not path.suffix and _begins_with(path, _PYTHONS)):
                     self._add_python(path)
@@ -144,7 +229,7 @@ class CommandFiles:
                         self._add_texts(path)
                 elif path not in self.named and not _is_installed(path):
                     self.named.append(path)
-                    if path.suffix in _TEXTS:
+                    if path.suffix in _TEXTS or path.name.startswith(".env"):
                         self._add_texts(path)
                 return
             # A command might read anything in the folder in which it runs, but that isn't naming
@@ -153,6 +238,16 @@ class CommandFiles:
                 if path not in self.named:
                     self.named.append(path)
                 return
+
+    def _note_folder(self, path: Path) -> None:
+        """Note a folder that a text names, unless it holds much beside what programs write."""
+        shared = (*_SHARED, tempfile.gettempdir(), str(Path.home()))
+        if path not in self.folders and not (
+            self.folder.is_relative_to(path)
+            or any(Path(each).is_relative_to(path) for each in shared)
+            or any(map(path.is_relative_to, _SHARED[1:]))
+        ):
+            self.folders.append(path)
 
     def _add_texts(self, path: Path) -> None:
         """Add the files that a configuration or a program in another language names."""
@@ -163,15 +258,27 @@ class CommandFiles:
         except OSError:
             return
         if path.suffix == ".ipynb":
-            self._follow(_notebook_code(source), path, self._search_path(path.parent))
+            code, lines = _notebook_code(source)
+            self._follow(code, path, self._search_path(path.parent))
+            self._add_shell_words(lines, [self.folder, path.parent])
         else:
-            self.add_text(source.decode(errors="replace"), path.parent)
+            is_list = path.suffix in _LISTS
+            self.add_text(source.decode(errors="replace"), path.parent, has_settings=not is_list)
 
-    def add_text(self, text: str, folder: Path) -> None:
-        """Add the files that a text names, relative to the command's folder or to this one."""
+    def add_text(self, text: str, folder: Path, *, has_settings: bool = True) -> None:
+        """Add the files that a text names, relative to the command's folder or to this one.
+
+        With settings, such as `data_dir: rows`, their folders are added, too.
+        """
         for word in dict.fromkeys(_TEXT_WORD.findall(text)):
             if "." in word or "/" in word:
                 self._add(word, (self.folder, folder))
+            if _DOTTED.fullmatch(word):
+                self._add_module(word, self._search_path(self.folder))
+        for line in text.splitlines() if has_settings else ():
+            for name, value in _SETTING.findall(line[:_LONGEST_NAME]):
+                if not _WRITTEN.search(name):
+                    self._add(value, (self.folder, folder), with_folders=True)
 
     def _is_new(self, path: Path) -> bool:
         if path in self.program or _is_installed(path):
@@ -228,21 +335,85 @@ class CommandFiles:
         added = (self.folder / text for text in _added_paths(found, known))
         roots = [*roots, *(Path(os.path.normpath(folder)) for folder in added)]
         for node in found:
-            for name in _imported(node):
-                self._add_module(name, roots)
-            for package in _imported_packages(node):
-                self._add_package(package, path, roots)
-            if isinstance(node, ast.ImportFrom) and node.level:
-                self._add_relative(node, path, roots)
+            self._follow_imports(node, path, roots)
+        # What the modules that it imports have defined is known by now.
+        known = {**self._known, **known}
+        self._note_names(known)
+        entered = (_path_text(call.args[0], known) for call in _calls(found, "chdir"))
+        bases = (self.folder, path.parent, *(self.folder / text for text in entered if text))
+        left = iter(range(_MOST_VARIANTS))
+        values = _values_of_loops(found)
+        for node in found:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self._add(node.value, (self.folder, path.parent))
+                self._add(node.value, bases)
+                if _DOTTED.fullmatch(name := node.value.partition(":")[0]):
+                    self._add_module(name, roots)
             elif isinstance(node, ast.BinOp | ast.Call | ast.JoinedStr):
                 for text in _paths_made(node, known, self.folder):
-                    self._add(text, (self.folder, path.parent))
-            if isinstance(node, ast.keyword) and node.arg in _CONFIG_FOLDERS:
-                folder = Path(os.path.normpath(path.parent / (_path_text(node.value, known) or "")))
+                    self._add(text, bases)
+                for name in _names_in(node) & values.keys() if values else ():
+                    for value, _ in zip(values[name], left, strict=False):
+                        for text in _paths_made(node, {**known, name: value}, self.folder):
+                            self._add(text, bases)
+            if isinstance(node, ast.Call):
+                self._follow_call(node, bases, known, roots)
+            folder_text = _config_folder(node, known)
+            if folder_text:
+                folder = Path(os.path.normpath(path.parent / folder_text))
                 if folder != path.parent and is_folder(folder) and folder not in self.named:
                     self.named.append(folder)
+
+    def _follow_imports(self, node: ast.AST, path: Path, roots: Sequence[Path]) -> None:
+        for name in _imported(node):
+            self._add_module(name, roots)
+        for package in _imported_packages(node):
+            self._add_package(package, path, roots)
+        if isinstance(node, ast.ImportFrom) and node.level:
+            self._add_relative(node, path, roots)
+
+    def _note_names(self, known: Mapping[str, ast.expr]) -> None:
+        """Note what a module's names stand for, for the modules that import it."""
+        for name, value in known.items():
+            if name in ("__file__", "__package__") or name in self._known:
+                continue
+            if (text := _path_text(value, known)) is not None and len(text) <= _LONGEST_NAME:
+                self._known[name] = ast.Constant(text)
+                if name not in (".parent", ".parents") and not name.startswith("."):
+                    self._known.setdefault(f".{name}", ast.Constant(text))
+
+    def _follow_call(
+        self,
+        node: ast.Call,
+        bases: Sequence[Path],
+        known: Mapping[str, ast.expr],
+        roots: Sequence[Path],
+    ) -> None:
+        """Add what a call starts as a program of its own, and the folders that it reads."""
+        called = _last_name(node.func)
+        if called in _STARTERS and node.args:
+            match node.args[0]:
+                case ast.Constant(value=str() as line):
+                    self._add_shell_words(line, list(bases))
+                case ast.List(elts=words) | ast.Tuple(elts=words):
+                    texts = [getattr(word, "value", "") for word in words]
+                    for before, word in pairwise(map(str, texts)):
+                        if (module := _module_in(before, word)) is not None:
+                            self._add_module(module, roots)
+        elif called == "load_dotenv":
+            self._add(".env", (bases[1], bases[0]))
+        elif called in _READERS:
+            inner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            given = node.args if called not in ("iterdir", "rglob") else inner
+            for value in (*given, *(each.value for each in node.keywords)):
+                if _WRITTEN.search(ast.unparse(value)):
+                    continue  # what a trial itself has written
+                for part in ast.walk(value):
+                    text = _path_text(part, known) if isinstance(part, ast.expr) else None
+                    if text and glob.has_magic(text) and "/" in text and "**" not in text:
+                        for name in _matches(text, self.folder):
+                            self._add(name, bases)
+                    elif text:
+                        self._add(text, bases[:1], with_folders=True)
 
     def _add_package(self, name: str, path: Path, roots: Sequence[Path]) -> None:
         """Add all modules of a package, of which a file imports one by a name that it computes.
@@ -303,6 +474,7 @@ class CommandFiles:
     def _add_shell_words(self, text: str, bases: list[Path]) -> None:
         """Add the files that the words of a shell script name; see `_add_shell`."""
         text = _QUOTED_VARIABLE.sub(r"\1", _SUBSTITUTED.sub("$HERE", text))
+        text = _with_values(text)
         for value in _PYTHONPATH.findall(_BRACED.sub("$V", text)):
             for entry in value.split(":"):
                 below = _VARIABLE_FOLDER.sub("", entry)
@@ -311,7 +483,7 @@ class CommandFiles:
                 )
                 self.python_path += tuple(folder for folder in folders if is_folder(folder))
         words = _SHELL_WORD.findall(text)
-        looked_up: set[tuple[str, int]] = set()  # with the number of folders
+        looked_up: set[tuple[str, bool, int]] = set()  # with the number of folders
         for before, word in zip(("", *words), words, strict=False):
             if before == "cd":
                 below = _VARIABLE_FOLDER.sub("", word)
@@ -320,10 +492,13 @@ class CommandFiles:
                 bases += new[: _MOST_FOLDERS - len(bases)]
             elif (module := _module_in(before, word)) is not None:
                 self._add_module(module, [*bases, *self.python_path])
-            if (word, len(bases)) not in looked_up:
-                looked_up.add((word, len(bases)))
+            name = word if "=" in word else before
+            reads = name.startswith("--") and not _WRITTEN.search(name.partition("=")[0])
+            if (word, reads, len(bases)) not in looked_up:
+                looked_up.add((word, reads, len(bases)))
                 for text in _paths_in(word):
-                    self._add(_VARIABLE_FOLDER.sub("", text), bases)
+                    self._add(text, bases[:1])  # its variables may be those of the environment
+                    self._add(_VARIABLE_FOLDER.sub("", text), bases, with_folders=reads)
 
 
 def code_of(path: Path) -> bytes | None:
@@ -343,6 +518,36 @@ def _may_be_name(text: str) -> bool:
     except UnicodeEncodeError:  # half of a character, as "\ud800" is
         return False
     return True
+
+
+def _without_scheme(text: str) -> str:
+    """Return the path in a URL of this machine, such as sqlite:///rows.db or file:rows?mode=ro."""
+    scheme = _SCHEME.match(text)
+    if scheme is None or not scheme[0] or scheme[0].endswith(("http://", "https://")):
+        return text
+    path = text[scheme.end() :].partition("?")[0]
+    return path.removeprefix("/") if scheme[0].startswith("sqlite") else path
+
+
+def _with_values(text: str) -> str:
+    """Replace a shell script's variables by what it has assigned to them, or their defaults."""
+    if len(text) > _LONGEST_SHELL:
+        return text
+    assigned: dict[str, str] = {}
+
+    def value_of(used: re.Match[str]) -> str:
+        name = used[1] or used[2]
+        value = assigned.get(name, used[3] if name not in os.environ else None)
+        return used[0] if value is None else value
+
+    lines = []
+    for line in text.split("\n"):
+        replaced = _USED.sub(value_of, line)
+        lines.append(replaced if len(replaced) <= _LONGEST_SHELL else line)
+        for name, value in _ASSIGNED.findall(lines[-1]):
+            if not name.endswith("PATH") and len(value) <= _LONGEST_NAME:
+                assigned[name] = value.strip("\"'")
+    return "\n".join(lines)
 
 
 def _matches(pattern: str, folder: Path) -> list[str]:
@@ -365,7 +570,7 @@ def _paths_in(word: str) -> Iterator[str]:
         yield value
     has_name = equals and not re.search("[,:]", name)
     yield from re.split("[,:=]", value if has_name else word)
-    yield word.removeprefix("@")
+    yield (value or word).lstrip("@+")
 
 
 def _module_in(before: str, word: str) -> str | None:
@@ -388,17 +593,21 @@ def _script_in(words: Sequence[str]) -> int | None:
     return place
 
 
-def _notebook_code(source: bytes) -> str:
-    """Return the Python code of a notebook; empty if it can't be read."""
+def _notebook_code(source: bytes) -> tuple[str, str]:
+    """Return the Python code of a notebook and its other lines; empty if it can't be read."""
     try:
         cells = parsed_json(source)["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, LookupError, TypeError):
-        return ""
-    return "\n".join(
-        "" if line.lstrip().startswith(("%", "!", "?")) else line
-        for line in "\n".join(code).splitlines()
-    )
+        return "", ""
+    python, others = [], []
+    for cell in code:
+        is_shell = cell.startswith(("%%bash", "%%sh", "%%script"))
+        for line in cell.splitlines():
+            is_other = is_shell or line.lstrip().startswith(("%", "!", "?"))
+            python.append("" if is_other else line)
+            others.append(line.lstrip("%!? \t") if is_other else "")
+    return "\n".join(python), "\n".join(others)
 
 
 def _code_in(words: Sequence[str]) -> int | None:
@@ -441,7 +650,12 @@ def _imported(node: ast.AST) -> Iterator[str]:
             else getattr(node.func, "id", None)
         )
         if called in ("import_module", "__import__", "run_module") and isinstance(first.value, str):
-            yield first.value
+            package = [*node.args[1:2], *(each.value for each in node.keywords)]
+            match package:
+                case [ast.Constant(value=str() as within), *_] if first.value.startswith("."):
+                    yield within + first.value
+                case _:
+                    yield first.value
 
 
 def _imported_packages(node: ast.AST) -> Iterator[str]:
@@ -477,17 +691,97 @@ def _imported_packages(node: ast.AST) -> Iterator[str]:
 
 
 def _known_names(nodes: Sequence[ast.AST], path: Path) -> dict[str, ast.expr]:
-    """Return what names stand for in a file; those with a dot are options of argparse."""
+    """Return what names stand for in a file; those with a dot are attributes or options."""
     known: dict[str, ast.expr] = {}
+    others: dict[str, ast.expr] = {}  # attributes and arguments, which known names hide
     for node in reversed(nodes):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            known[node.targets[0].id] = node.value
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+        for target, value in _assigned(node):
+            if isinstance(target, ast.Name):
+                known[target.id] = value
+            elif isinstance(target, ast.Attribute):
+                others[f".{target.attr}"] = value
+        if isinstance(node, ast.ClassDef):
+            inside = chain.from_iterable(map(_assigned, node.body))
+            others |= {
+                f".{target.id}": value for target, value in inside if isinstance(target, ast.Name)
+            }
+        elif isinstance(node, ast.arguments):
+            places = [*node.posonlyargs, *node.args]
+            given = zip(places[len(places) - len(node.defaults) :], node.defaults, strict=True)
+            others |= {argument.arg: value for argument, value in given}
+            named = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+            others |= {argument.arg: value for argument, value in named if value is not None}
+        elif isinstance(node, ast.Call) and _last_name(node.func) in ("add_argument", "option"):
             defaults = [each.value for each in node.keywords if each.arg == "default"]
             for option in node.args if defaults else ():
                 if isinstance(option, ast.Constant) and isinstance(option.value, str):
-                    known["." + option.value.lstrip("-").replace("-", "_")] = defaults[0]
-    return {**known, "__file__": ast.Constant(str(path))}
+                    name = option.value.lstrip("-").replace("-", "_")
+                    known[f".{name}"] = defaults[0]
+                    others[name] = defaults[0]  # click gives it to a function
+    here = {"__file__": ast.Constant(str(path)), "__package__": ast.Constant(path.parent.name)}
+    return {**others, **known, **here}
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield the targets of an assignment with what each of them gets."""
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield node.target, node.value
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            match target, node.value:
+                case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+                    yield from zip(targets, values, strict=True)
+                case _:
+                    yield target, node.value
+
+
+def _values_of_loops(nodes: Sequence[ast.AST]) -> dict[str, list[ast.expr]]:
+    """Return the texts that a name has one after the other.
+
+    They are those of a loop over a list, and those by which a function of the file is called.
+    """
+    values: dict[str, list[ast.expr]] = {}
+    arguments: dict[str, list[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
+            if isinstance(node.iter, ast.List | ast.Tuple | ast.Set):
+                values.setdefault(node.target.id, []).extend(filter(_is_text, node.iter.elts))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+            arguments[node.name] = names[1:] if names[:1] in (["self"], ["cls"]) else names
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            begins = (part for part in node.body if getattr(part, "name", "") == "__init__")
+            for begin in begins:
+                if isinstance(begin, ast.FunctionDef):
+                    arguments[node.name] = [each.arg for each in begin.args.args[1:]]
+    for node in nodes:
+        if isinstance(node, ast.Call) and (of_call := arguments.get(_last_name(node.func))):
+            given = [*zip(of_call, node.args, strict=False)]
+            given += [(each.arg, each.value) for each in node.keywords if each.arg in of_call]
+            for name, value in given:
+                if _is_text(value):
+                    values.setdefault(name, []).append(value)
+    return {name: texts for name, texts in values.items() if texts}
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {each.id for each in islice(ast.walk(node), _MOST_PARTS) if isinstance(each, ast.Name)}
+
+
+def _config_folder(node: ast.AST, known: Mapping[str, ast.expr]) -> str | None:
+    """Return the folder of Hydra's configuration files, if a node names it."""
+    if isinstance(node, ast.keyword) and node.arg in _CONFIG_FOLDERS:
+        return _path_text(node.value, known)
+    if isinstance(node, ast.Call) and node.args:
+        called = ast.unparse(node.func) if isinstance(node.func, ast.Attribute | ast.Name) else ""
+        if called in ("hydra.main", "hydra.initialize", "initialize", "initialize_config_dir"):
+            return _path_text(node.args[0], known)
+    return None
 
 
 def _paths_made(node: ast.expr, known: Mapping[str, ast.expr], folder: Path) -> Iterator[str]:
@@ -500,7 +794,10 @@ def _paths_made(node: ast.expr, known: Mapping[str, ast.expr], folder: Path) -> 
         inner = node.func.value if isinstance(node.func, ast.Attribute) else None
         below = None if inner is None else _path_text(inner, known)
         text = pattern if below is None else _joined([below, pattern])
-        # Without a folder, it may match what else lies there, such as the study file.
+        # Without a folder, it may match what else lies there, such as the study file. A folder that
+        # the environment names may be a cache.
+        if "environ" in ast.unparse(node):
+            return
         if text is not None and "/" in text and "**" not in text:
             yield from _matches(text, folder)
     elif (text := _path_text(node, known)) is not None:
@@ -511,7 +808,9 @@ def _added_paths(nodes: Sequence[ast.AST], known: Mapping[str, ast.expr]) -> Ite
     """Yield the folders that a file adds to sys.path, as far as it says which."""
     for node in nodes:
         added: list[ast.expr] = []
-        if isinstance(node, ast.Call) and _is_of_sys_path(node.func):
+        if isinstance(node, ast.Call) and (
+            _is_of_sys_path(node.func) or _last_name(node.func) == "addsitedir"
+        ):
             added = node.args
         elif isinstance(node, ast.AugAssign) and _is_sys_path(node.target):
             added = [node.value]
@@ -519,6 +818,13 @@ def _added_paths(nodes: Sequence[ast.AST], known: Mapping[str, ast.expr]) -> Ite
             for each in value.elts if isinstance(value, ast.List | ast.Tuple) else [value]:
                 if (text := _path_text(each, known)) is not None:
                     yield text
+
+
+def _calls(nodes: Sequence[ast.AST], name: str) -> Iterator[ast.Call]:
+    """Yield the calls of functions of that name that have an argument."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and node.args and _last_name(node.func) == name:
+            yield node
 
 
 def _is_of_sys_path(called: ast.expr) -> bool:
@@ -576,26 +882,99 @@ def _path_text(
             return _parent(text_of(inner), up + 1)
         case ast.BinOp(left=left, op=ast.Div(), right=right):
             return _joined([text_of(left), text_of(right)])
+        case ast.BinOp(left=ast.Constant(value=str() as form), op=ast.Mod(), right=right):
+            given = right.elts if isinstance(right, ast.Tuple) else [right]
+            return _filled(form, "%s", map(text_of, given))
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return next((made for value in values if (made := text_of(value)) is not None), None)
+        case ast.Subscript(
+            value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str() as variable)
+        ):
+            return os.environ.get(variable)
+        case ast.Subscript(
+            value=ast.Call(func=ast.Attribute(attr="split"), args=[inner]),
+            slice=ast.Constant(value=0),
+        ):
+            return _parent(text_of(inner), 1)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _concatenated(map(text_of, (left, right)))
         case ast.JoinedStr(values=values):
             return _concatenated(map(text_of, values))
         case ast.FormattedValue(value=inner, format_spec=None):
             return text_of(inner)
-        case ast.Call(func=ast.Attribute(value=inner, attr="resolve" | "absolute")):
+        case ast.Call():
+            return _called_path(node, text_of)
+    return None
+
+
+def _called_path(node: ast.Call, text_of: Callable[[ast.expr], str | None]) -> str | None:
+    """Return the path that a call makes of others; see `_path_text`."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="resolve" | "absolute" | "expanduser")
+        ) if _last_name(inner) != "path":
             return text_of(inner)
+        case ast.Call(
+            func=ast.Attribute(value=inner, attr="with_name" | "with_suffix" as how), args=[end]
+        ):
+            return _renamed(text_of(inner), how, text_of(end))
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() as form), attr="format")):
+            return _filled(form, "{}", map(text_of, node.args))
+        case (
+            ast.Call(
+                func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="get"),
+                args=[ast.Constant(value=str() as variable), *rest],
+            )
+            | ast.Call(
+                func=ast.Attribute(attr="getenv") | ast.Name(id="getenv"),
+                args=[ast.Constant(value=str() as variable), *rest],
+            )
+        ):
+            return os.environ.get(variable) or (text_of(rest[0]) if rest else None)
+        case ast.Call(func=called, keywords=[*_, ast.keyword(arg="default", value=value)]) if (
+            _last_name(called) in ("field", "Field")
+        ):
+            return text_of(value)
         case ast.Call(func=ast.Attribute(value=inner, attr="joinpath"), args=args):
             return _joined([text_of(inner), *map(text_of, args)])
         case ast.Call(func=called, args=args):
             name = _last_name(called)
             if name in ("getcwd", "cwd"):
                 return "."
+            if name == "home":
+                return "~"
+            if name == "gettempdir":
+                return tempfile.gettempdir()
+            if name == "files" and args:  # of importlib.resources
+                package = text_of(args[0])
+                return None if package is None else package.replace(".", "/")
             if name == "dirname" and args:
                 return _parent(text_of(args[0]), 1)
-            if name in ("abspath", "realpath", "normpath", "fspath", "str", "Path") and args:
+            if name in _PATH_FUNCTIONS and args:
                 return _joined([text_of(each) for each in args])
             return _joined([text_of(each) for each in args]) if name == "join" else None
     return None
+
+
+def _filled(form: str, sign: str, parts: Iterable[str | None]) -> str | None:
+    """Return a text whose signs, such as %s, are replaced by the parts."""
+    pieces = form.split(sign)
+    given = list(parts)
+    if (
+        len(given) != len(pieces) - 1
+        or "%" in form.replace("%s", "")
+        or "{" in form.replace("{}", "")
+    ):
+        return None
+    return _concatenated(chain(*zip(pieces, given, strict=False), pieces[-1:]))
+
+
+def _renamed(text: str | None, how: str, end: str | None) -> str | None:
+    """Return a path with another name, or with another end of its name."""
+    if text is None or end is None:
+        return None
+    path = Path(text)
+    return f"{path.parent / path.stem}{end}" if how == "with_suffix" else str(path.parent / end)
 
 
 def _joined(parts: Sequence[str | None]) -> str | None:
@@ -628,7 +1007,7 @@ def _has_module(folder: Path, name: str) -> bool:
 
 def _extensions(folder: Path, name: str) -> list[Path]:
     """Return the compiled modules of that name in a folder."""
-    paths = [folder / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES]
+    paths = [folder / f"{name}{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".pyx")]
     return [path for path in paths if is_file(path)]
 
 
@@ -699,7 +1078,7 @@ def _has_packages(folder: Path) -> bool:
 
 
 def _is_shell_script(path: Path) -> bool:
-    if path.suffix in (".sh", ".bash", ".zsh") or path.name == "Makefile":
+    if path.suffix in (".sh", ".bash", ".zsh", ".mk", ".just") or path.name in _RUN_FILES:
         return True
     return _begins_with(path, _SHELLS)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import is_folder
+from carbonopt.train.scripts.command import Simple
 from carbonopt.train.scripts.command_files import UNREADABLE, CommandFiles, code_of
 
 _WRITE = ("tee", "mkdir", "touch", "rm")  # programs whose words name the files that they write
@@ -33,7 +34,7 @@ def command_files(task: "Script") -> CommandFiles:
     programs = [
         [
             task.command.known_text(word) if word not in written else ""
-            for word in (*each.words, *each.inputs)
+            for word in (*each.words, *each.inputs, *_assigned_values(each))
         ]
         for each in task.command.simple
         if each.launcher not in _WRITE
@@ -48,6 +49,11 @@ def command_files(task: "Script") -> CommandFiles:
     elif template is not None:
         found.add_text(template.text, found.folder)
     return found
+
+
+def _assigned_values(each: Simple) -> list[str]:
+    """Return the values of a command's variables, but not its search paths."""
+    return [value for name, value in each.assignments if not name.endswith("PATH")]
 
 
 def python_paths(task: "Script") -> list[str]:

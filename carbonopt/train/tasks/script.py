@@ -108,6 +108,15 @@ class Script(Task):
     def program_files(self) -> tuple[str, ...]:
         return tuple(map(str, script_sources.command_files(self).program))
 
+    def watched_folders(self) -> tuple[str, ...]:
+        """Return the folders in which trials may leave files for others.
+
+        They are those of its programs, and all others that these or the command name.
+        """
+        files = script_sources.command_files(self)
+        own = (path.parent for path in files.program)
+        return tuple(dict.fromkeys(map(str, (*own, *files.folders))))
+
     def input_files(self) -> tuple[str, ...]:
         files = script_sources.command_files(self)
         return tuple(
