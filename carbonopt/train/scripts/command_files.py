@@ -11,21 +11,42 @@ import glob
 import os
 import re
 import shutil
-import site
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from itertools import chain, count, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
-import carbonopt
 from carbonopt.core.files import is_file, is_folder, opened_unnoted, parsed_json
+from carbonopt.train.scripts.own_files import (
+    LONGEST_NAME,
+    UNREADABLE,
+    extensions,
+    has_module,
+    is_installed,
+    linked_folders,
+    linked_modules,
+    matches,
+    may_be_name,
+    own_sites,
+    sites_of,
+)
+from carbonopt.train.scripts.python_source import (
+    added_paths,
+    calls,
+    config_folder,
+    imported,
+    imported_packages,
+    known_names,
+    last_name,
+    names_in,
+    path_text,
+    paths_made,
+    values_of_loops,
+)
 
-_LONGEST_NAME = 1024  # characters of a text that may be a path; longer ones are documents
 _SHELLS = re.compile(rb"#!.*\b(ba|da|z|k)?sh\b")
 _SHELL_WORD = re.compile(r"[^\s;|&<>()'\"`]+")
 _SUBSTITUTED = re.compile(r"\$\([^()]*\)")  # $(dirname "$0")
@@ -42,8 +63,6 @@ _PYTHON = re.compile(r"(.*/)?(python|pypy)[0-9.]*")
 _CODE_OPTION = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc, python -c
 _WITH_VALUE = ("-o", "-O", "-W", "-X")  # options of shells and Python that take the next word
 _MODULE_OPTION = re.compile("-[A-Za-z]*m|--module")  # python -um, accelerate launch --module
-# Options of Hydra's functions that name the folder of its configuration files.
-_CONFIG_FOLDERS = ("config_path", "config_dir")
 # Files that can name others in any syntax: configurations, notebooks, programs in other languages.
 _SOURCES = {".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".pxd"}
 _PROGRAMS = _SOURCES | {
@@ -55,12 +74,8 @@ _TEXTS = _PROGRAMS | _SETTINGS | _LISTS
 _LONGEST_TEXT = 2**18  # bytes of such a file, or of a shell script; longer ones have data
 _LONGEST_CODE = 2**23  # bytes of a program; Python's and torch's longest have below 2**21
 _MOST_FOLDERS = 32  # folders to which a shell script changes, where its words are looked up
-_MOST_MATCHES = 10_000  # files of one pattern
 _OF_THE_SYSTEM = ("/proc", "/sys")  # where a read may wait for ever
-# What reading the source of a program raises, however it is damaged.
-UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _TEXT_WORD = re.compile(r"[^\s'\"`,;:=()\[\]{}<>\\]+")
-_MOST_PARTS = 100  # expressions that make one path, those that names stand for included
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 # Files that say what programs run, by the program.
 _RUN_BY = {
@@ -96,18 +111,6 @@ _READERS |= {"load_dataset", "load_from_disk", "from_pretrained"}
 _MOST_VARIANTS = 2000  # paths of a file that are made with the values of its loops
 # Too large to look for what trials have written there.
 _SHARED = ("/dev", "/etc", "/usr", "/var", "/opt", "/bin", "/lib")
-_PATH_FUNCTIONS: tuple[str, ...] = (
-    "abspath",
-    "realpath",
-    "normpath",
-    "fspath",
-    "expanduser",
-    "expandvars",
-)
-_PATH_FUNCTIONS += ("str", "Path", "PurePath")
-_INSTALLED = ("site-packages", "dist-packages")
-# folders of Python's and carbonopt's own files
-_OWN_FOLDERS = (Path(os.__file__).parent, Path(carbonopt.__file__).parent)
 
 
 @dataclass
@@ -144,9 +147,9 @@ class CommandFiles:
         commands = list(commands)
         archives = [folder / path for path in python_path if is_file(folder / path)]
         pythons = (word for words in commands for word in words if _is_python([word]))
-        sites = tuple(site for word in pythons for site in _sites_of(folder / word))
+        sites = tuple(site for word in pythons for site in sites_of(folder / word))
         own_path = tuple(Path(os.path.normpath(folder / path)) for path in python_path)
-        found = cls(folder, own_path, sites or _own_sites())
+        found = cls(folder, own_path, sites or own_sites())
         found.named += archives
         for words in commands:
             code = _code_in(words)
@@ -175,7 +178,7 @@ class CommandFiles:
             if _DOTTED.fullmatch(text):
                 self._add_module(text, self._search_path(self.folder))
             if glob.has_magic(text):
-                for name in _matches(text, self.folder):
+                for name in matches(text, self.folder):
                     self._add(name, [self.folder], with_folders=True)
 
     def _add_entry_point(self, word: str) -> None:
@@ -187,10 +190,10 @@ class CommandFiles:
         path = os.pathsep.join([*own, os.environ.get("PATH", os.defpath)])
         program = shutil.which(word, path=path)
         if program is not None and not _is_python([word]) and _begins_with(Path(program), _PYTHONS):
-            linked = _linked_folders(tuple(_sites_of(Path(program))))
+            linked = linked_folders(tuple(sites_of(Path(program))))
             with contextlib.suppress(*UNREADABLE):
                 for node in ast.walk(ast.parse(code_of(Path(program)) or b"")):
-                    for name in _imported(node):
+                    for name in imported(node):
                         self._add_module(name, [*roots, *linked])
         try:
             project = tomllib.loads((self.folder / "pyproject.toml").read_text())
@@ -209,7 +212,7 @@ class CommandFiles:
 
     def _add(self, text: str, bases: Iterable[Path], *, with_folders: bool = False) -> None:
         """Add the file of that name from the first of these folders that has it."""
-        if not _may_be_name(text):
+        if not may_be_name(text):
             return
         text = _without_scheme(os.path.expandvars(text))
         text = os.path.expanduser(text)  # noqa: PTH111
@@ -227,7 +230,7 @@ class CommandFiles:
                 elif path.suffix in _PROGRAMS:
                     if self._is_new(path):
                         self._add_texts(path)
-                elif path not in self.named and not _is_installed(path):
+                elif path not in self.named and not is_installed(path):
                     self.named.append(path)
                     if path.suffix in _TEXTS or path.name.startswith(".env"):
                         self._add_texts(path)
@@ -276,12 +279,12 @@ class CommandFiles:
             if _DOTTED.fullmatch(word):
                 self._add_module(word, self._search_path(self.folder))
         for line in text.splitlines() if has_settings else ():
-            for name, value in _SETTING.findall(line[:_LONGEST_NAME]):
+            for name, value in _SETTING.findall(line[:LONGEST_NAME]):
                 if not _WRITTEN.search(name):
                     self._add(value, (self.folder, folder), with_folders=True)
 
     def _is_new(self, path: Path) -> bool:
-        if path in self.program or _is_installed(path):
+        if path in self.program or is_installed(path):
             return False
         self.program.append(path)
         return True
@@ -322,7 +325,7 @@ class CommandFiles:
             *([] if folder is None else [folder]),
             *self.python_path,
             *(Path(path).absolute() for path in given if path),
-            *_linked_folders(self.sites),
+            *linked_folders(self.sites),
         ]
 
     def _follow(self, source: str | bytes, path: Path, roots: Sequence[Path]) -> None:
@@ -331,42 +334,42 @@ class CommandFiles:
             found = list(ast.walk(ast.parse(source)))
         except UNREADABLE:
             return  # it imports nothing; whether it has to run is not checked here
-        known = _known_names(found, path)
-        added = (self.folder / text for text in _added_paths(found, known))
+        known = known_names(found, path)
+        added = (self.folder / text for text in added_paths(found, known))
         roots = [*roots, *(Path(os.path.normpath(folder)) for folder in added)]
         for node in found:
             self._follow_imports(node, path, roots)
         # What the modules that it imports have defined is known by now.
         known = {**self._known, **known}
         self._note_names(known)
-        entered = (_path_text(call.args[0], known) for call in _calls(found, "chdir"))
+        entered = (path_text(call.args[0], known) for call in calls(found, "chdir"))
         bases = (self.folder, path.parent, *(self.folder / text for text in entered if text))
         left = iter(range(_MOST_VARIANTS))
-        values = _values_of_loops(found)
+        values = values_of_loops(found)
         for node in found:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 self._add(node.value, bases)
                 if _DOTTED.fullmatch(name := node.value.partition(":")[0]):
                     self._add_module(name, roots)
             elif isinstance(node, ast.BinOp | ast.Call | ast.JoinedStr):
-                for text in _paths_made(node, known, self.folder):
+                for text in paths_made(node, known, self.folder):
                     self._add(text, bases)
-                for name in _names_in(node) & values.keys() if values else ():
+                for name in names_in(node) & values.keys() if values else ():
                     for value, _ in zip(values[name], left, strict=False):
-                        for text in _paths_made(node, {**known, name: value}, self.folder):
+                        for text in paths_made(node, {**known, name: value}, self.folder):
                             self._add(text, bases)
             if isinstance(node, ast.Call):
                 self._follow_call(node, bases, known, roots)
-            folder_text = _config_folder(node, known)
+            folder_text = config_folder(node, known)
             if folder_text:
                 folder = Path(os.path.normpath(path.parent / folder_text))
                 if folder != path.parent and is_folder(folder) and folder not in self.named:
                     self.named.append(folder)
 
     def _follow_imports(self, node: ast.AST, path: Path, roots: Sequence[Path]) -> None:
-        for name in _imported(node):
+        for name in imported(node):
             self._add_module(name, roots)
-        for package in _imported_packages(node):
+        for package in imported_packages(node):
             self._add_package(package, path, roots)
         if isinstance(node, ast.ImportFrom) and node.level:
             self._add_relative(node, path, roots)
@@ -376,7 +379,7 @@ class CommandFiles:
         for name, value in known.items():
             if name in ("__file__", "__package__") or name in self._known:
                 continue
-            if (text := _path_text(value, known)) is not None and len(text) <= _LONGEST_NAME:
+            if (text := path_text(value, known)) is not None and len(text) <= LONGEST_NAME:
                 self._known[name] = ast.Constant(text)
                 if name not in (".parent", ".parents") and not name.startswith("."):
                     self._known.setdefault(f".{name}", ast.Constant(text))
@@ -389,7 +392,7 @@ class CommandFiles:
         roots: Sequence[Path],
     ) -> None:
         """Add what a call starts as a program of its own, and the folders that it reads."""
-        called = _last_name(node.func)
+        called = last_name(node.func)
         if called in _STARTERS and node.args:
             match node.args[0]:
                 case ast.Constant(value=str() as line):
@@ -408,9 +411,9 @@ class CommandFiles:
                 if _WRITTEN.search(ast.unparse(value)):
                     continue  # what a trial itself has written
                 for part in ast.walk(value):
-                    text = _path_text(part, known) if isinstance(part, ast.expr) else None
+                    text = path_text(part, known) if isinstance(part, ast.expr) else None
                     if text and glob.has_magic(text) and "/" in text and "**" not in text:
-                        for name in _matches(text, self.folder):
+                        for name in matches(text, self.folder):
                             self._add(name, bases)
                     elif text:
                         self._add(text, bases[:1], with_folders=True)
@@ -422,7 +425,7 @@ class CommandFiles:
         """
         folders = [root.joinpath(*name.split(".")) for root in roots] if name else [path.parent]
         package = next((folder for folder in folders if is_folder(folder)), None)
-        if package is None or _is_installed(package):
+        if package is None or is_installed(package):
             return
         for module in sorted([*package.glob("*.py"), *package.glob("*/__init__.py")]):
             self._add_python(module, roots)
@@ -444,15 +447,15 @@ class CommandFiles:
         The last part of a name may also be something in a module.
         """
         parts = name.split(".")
-        linked = _linked_modules(self.sites).get(parts[0])
+        linked = linked_modules(self.sites).get(parts[0])
         places = places if linked is None else [*places, linked]
         # Python takes a folder without __init__.py only if it finds no module of that name.
-        modules = (place for place in places if _has_module(place, parts[0]))
+        modules = (place for place in places if has_module(place, parts[0]))
         folders = (place for place in places if is_folder(place / parts[0]))
         place = next(chain(modules, folders), None)
         if place is None:
             return
-        for extension in _extensions(place, parts[0]):
+        for extension in extensions(place, parts[0]):
             self._is_new(extension)
         folder = place
         for part in parts:
@@ -509,17 +512,6 @@ def code_of(path: Path) -> bytes | None:
         return None
 
 
-def _may_be_name(text: str) -> bool:
-    """Return whether a text may be the name of a file."""
-    if not 0 < len(text) <= _LONGEST_NAME or "\0" in text or "\n" in text:
-        return False
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:  # half of a character, as "\ud800" is
-        return False
-    return True
-
-
 def _without_scheme(text: str) -> str:
     """Return the path in a URL of this machine, such as sqlite:///rows.db or file:rows?mode=ro."""
     scheme = _SCHEME.match(text)
@@ -545,17 +537,9 @@ def _with_values(text: str) -> str:
         replaced = _USED.sub(value_of, line)
         lines.append(replaced if len(replaced) <= _LONGEST_SHELL else line)
         for name, value in _ASSIGNED.findall(lines[-1]):
-            if not name.endswith("PATH") and len(value) <= _LONGEST_NAME:
+            if not name.endswith("PATH") and len(value) <= LONGEST_NAME:
                 assigned[name] = value.strip("\"'")
     return "\n".join(lines)
-
-
-def _matches(pattern: str, folder: Path) -> list[str]:
-    """Return the names that match a pattern, unless it would search the whole machine."""
-    from_root = Path(pattern).parts[1] if pattern[:1] == "/" and len(pattern) > 1 else ""
-    if not _may_be_name(pattern) or glob.has_magic(from_root):
-        return []
-    return sorted(islice(glob.iglob(pattern, root_dir=folder), _MOST_MATCHES))  # noqa: PTH207
 
 
 def _paths_in(word: str) -> Iterator[str]:
@@ -629,452 +613,6 @@ def _runs_code(word: str) -> bool:
 
 def _is_python(words: Sequence[str]) -> bool:
     return any(map(_PYTHON.fullmatch, words))
-
-
-def _imported(node: ast.AST) -> Iterator[str]:
-    """Yield the modules that a node imports by absolute names.
-
-    In `from a import b`, b may be a module or not; both names are yielded.
-    """
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        yield node.module
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
-    elif (
-        isinstance(node, ast.Call) and node.args and isinstance(first := node.args[0], ast.Constant)
-    ):
-        called = (
-            node.func.attr
-            if isinstance(node.func, ast.Attribute)
-            else getattr(node.func, "id", None)
-        )
-        if called in ("import_module", "__import__", "run_module") and isinstance(first.value, str):
-            package = [*node.args[1:2], *(each.value for each in node.keywords)]
-            match package:
-                case [ast.Constant(value=str() as within), *_] if first.value.startswith("."):
-                    yield within + first.value
-                case _:
-                    yield first.value
-
-
-def _imported_packages(node: ast.AST) -> Iterator[str]:
-    """Yield the packages of which a node imports a module whose name it computes.
-
-    An empty name is the package of the file itself.
-    """
-    if not isinstance(node, ast.Call):
-        return
-    called = _last_name(node.func)
-    if called in ("iter_modules", "walk_packages"):
-        yield ""
-    elif called in ("import_module", "__import__") and node.args:
-        match node.args[0]:
-            case ast.JoinedStr(values=[ast.Constant(value=str() as begin), *_]):
-                pass
-            case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id=name)), *_]) if (
-                name
-                in (
-                    "__name__",
-                    "__package__",
-                )
-            ):
-                begin = "."
-            case ast.BinOp(left=ast.Constant(value=str() as begin)):
-                begin = begin.partition("%")[0]
-            case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() as begin))):
-                begin = begin.partition("{")[0]
-            case _:
-                return
-        if "." in begin:
-            yield begin.rpartition(".")[0].lstrip(".")
-
-
-def _known_names(nodes: Sequence[ast.AST], path: Path) -> dict[str, ast.expr]:
-    """Return what names stand for in a file; those with a dot are attributes or options."""
-    known: dict[str, ast.expr] = {}
-    others: dict[str, ast.expr] = {}  # attributes and arguments, which known names hide
-    for node in reversed(nodes):
-        for target, value in _assigned(node):
-            if isinstance(target, ast.Name):
-                known[target.id] = value
-            elif isinstance(target, ast.Attribute):
-                others[f".{target.attr}"] = value
-        if isinstance(node, ast.ClassDef):
-            inside = chain.from_iterable(map(_assigned, node.body))
-            others |= {
-                f".{target.id}": value for target, value in inside if isinstance(target, ast.Name)
-            }
-        elif isinstance(node, ast.arguments):
-            places = [*node.posonlyargs, *node.args]
-            given = zip(places[len(places) - len(node.defaults) :], node.defaults, strict=True)
-            others |= {argument.arg: value for argument, value in given}
-            named = zip(node.kwonlyargs, node.kw_defaults, strict=True)
-            others |= {argument.arg: value for argument, value in named if value is not None}
-        elif isinstance(node, ast.Call) and _last_name(node.func) in ("add_argument", "option"):
-            defaults = [each.value for each in node.keywords if each.arg == "default"]
-            for option in node.args if defaults else ():
-                if isinstance(option, ast.Constant) and isinstance(option.value, str):
-                    name = option.value.lstrip("-").replace("-", "_")
-                    known[f".{name}"] = defaults[0]
-                    others[name] = defaults[0]  # click gives it to a function
-    here = {"__file__": ast.Constant(str(path)), "__package__": ast.Constant(path.parent.name)}
-    return {**others, **known, **here}
-
-
-def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield the targets of an assignment with what each of them gets."""
-    if isinstance(node, ast.AnnAssign) and node.value is not None:
-        yield node.target, node.value
-    elif isinstance(node, ast.Assign):
-        for target in node.targets:
-            match target, node.value:
-                case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
-                    yield from zip(targets, values, strict=True)
-                case _:
-                    yield target, node.value
-
-
-def _values_of_loops(nodes: Sequence[ast.AST]) -> dict[str, list[ast.expr]]:
-    """Return the texts that a name has one after the other.
-
-    They are those of a loop over a list, and those by which a function of the file is called.
-    """
-    values: dict[str, list[ast.expr]] = {}
-    arguments: dict[str, list[str]] = {}
-    for node in nodes:
-        if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
-            if isinstance(node.iter, ast.List | ast.Tuple | ast.Set):
-                values.setdefault(node.target.id, []).extend(filter(_is_text, node.iter.elts))
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-            arguments[node.name] = names[1:] if names[:1] in (["self"], ["cls"]) else names
-    for node in nodes:
-        if isinstance(node, ast.ClassDef):
-            begins = (part for part in node.body if getattr(part, "name", "") == "__init__")
-            for begin in begins:
-                if isinstance(begin, ast.FunctionDef):
-                    arguments[node.name] = [each.arg for each in begin.args.args[1:]]
-    for node in nodes:
-        if isinstance(node, ast.Call) and (of_call := arguments.get(_last_name(node.func))):
-            given = [*zip(of_call, node.args, strict=False)]
-            given += [(each.arg, each.value) for each in node.keywords if each.arg in of_call]
-            for name, value in given:
-                if _is_text(value):
-                    values.setdefault(name, []).append(value)
-    return {name: texts for name, texts in values.items() if texts}
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _names_in(node: ast.AST) -> set[str]:
-    return {each.id for each in islice(ast.walk(node), _MOST_PARTS) if isinstance(each, ast.Name)}
-
-
-def _config_folder(node: ast.AST, known: Mapping[str, ast.expr]) -> str | None:
-    """Return the folder of Hydra's configuration files, if a node names it."""
-    if isinstance(node, ast.keyword) and node.arg in _CONFIG_FOLDERS:
-        return _path_text(node.value, known)
-    if isinstance(node, ast.Call) and node.args:
-        called = ast.unparse(node.func) if isinstance(node.func, ast.Attribute | ast.Name) else ""
-        if called in ("hydra.main", "hydra.initialize", "initialize", "initialize_config_dir"):
-            return _path_text(node.args[0], known)
-    return None
-
-
-def _paths_made(node: ast.expr, known: Mapping[str, ast.expr], folder: Path) -> Iterator[str]:
-    """Yield the paths that an expression makes of several parts, also by a pattern."""
-    if isinstance(node, ast.Call) and _last_name(node.func) in (
-        "glob",
-        "iglob",
-    ):
-        pattern = _path_text(node.args[0], known) if node.args else None
-        inner = node.func.value if isinstance(node.func, ast.Attribute) else None
-        below = None if inner is None else _path_text(inner, known)
-        text = pattern if below is None else _joined([below, pattern])
-        # Without a folder, it may match what else lies there, such as the study file. A folder that
-        # the environment names may be a cache.
-        if "environ" in ast.unparse(node):
-            return
-        if text is not None and "/" in text and "**" not in text:
-            yield from _matches(text, folder)
-    elif (text := _path_text(node, known)) is not None:
-        yield text
-
-
-def _added_paths(nodes: Sequence[ast.AST], known: Mapping[str, ast.expr]) -> Iterator[str]:
-    """Yield the folders that a file adds to sys.path, as far as it says which."""
-    for node in nodes:
-        added: list[ast.expr] = []
-        if isinstance(node, ast.Call) and (
-            _is_of_sys_path(node.func) or _last_name(node.func) == "addsitedir"
-        ):
-            added = node.args
-        elif isinstance(node, ast.AugAssign) and _is_sys_path(node.target):
-            added = [node.value]
-        for value in added:
-            for each in value.elts if isinstance(value, ast.List | ast.Tuple) else [value]:
-                if (text := _path_text(each, known)) is not None:
-                    yield text
-
-
-def _calls(nodes: Sequence[ast.AST], name: str) -> Iterator[ast.Call]:
-    """Yield the calls of functions of that name that have an argument."""
-    for node in nodes:
-        if isinstance(node, ast.Call) and node.args and _last_name(node.func) == name:
-            yield node
-
-
-def _is_of_sys_path(called: ast.expr) -> bool:
-    return (
-        isinstance(called, ast.Attribute)
-        and called.attr in ("append", "insert", "extend")
-        and _is_sys_path(called.value)
-    )
-
-
-def _is_sys_path(node: ast.expr) -> bool:
-    match node:
-        case ast.Attribute(value=ast.Name(id="sys"), attr="path"):
-            return True
-    return False
-
-
-def _last_name(called: ast.expr) -> str:
-    """Return the last part of the name of what is called: `join` of os.path.join."""
-    return str(getattr(called, "attr", getattr(called, "id", "")))
-
-
-def _path_text(
-    node: ast.expr, known: Mapping[str, ast.expr], counted: Iterator[int] | None = None
-) -> str | None:
-    """Return the path that an expression makes, such as `Path(__file__).parent / "lib"`.
-
-    Args:
-        node: the expression.
-        known: the expressions that names stand for.
-        counted: counts the expressions of one path, of which this one is a part; None: it is whole.
-
-    Returns:
-        None if it is not known before the file runs, or has more than _MOST_PARTS expressions.
-    """
-    counted = count() if counted is None else counted
-
-    def text_of(part: ast.expr) -> str | None:
-        return _path_text(part, known, counted)
-
-    if next(counted) >= _MOST_PARTS:
-        return None
-    match node:
-        case ast.Constant(value=str() as text):
-            return text
-        case ast.Name(id=name) if name in known:
-            return text_of(known[name])
-        case ast.Attribute(attr=name) if f".{name}" in known:
-            return text_of(known[f".{name}"])
-        case ast.Attribute(value=inner, attr="parent"):
-            return _parent(text_of(inner), 1)
-        case ast.Subscript(
-            value=ast.Attribute(value=inner, attr="parents"), slice=ast.Constant(value=int() as up)
-        ):
-            return _parent(text_of(inner), up + 1)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _joined([text_of(left), text_of(right)])
-        case ast.BinOp(left=ast.Constant(value=str() as form), op=ast.Mod(), right=right):
-            given = right.elts if isinstance(right, ast.Tuple) else [right]
-            return _filled(form, "%s", map(text_of, given))
-        case ast.BoolOp(op=ast.Or(), values=values):
-            return next((made for value in values if (made := text_of(value)) is not None), None)
-        case ast.Subscript(
-            value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str() as variable)
-        ):
-            return os.environ.get(variable)
-        case ast.Subscript(
-            value=ast.Call(func=ast.Attribute(attr="split"), args=[inner]),
-            slice=ast.Constant(value=0),
-        ):
-            return _parent(text_of(inner), 1)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _concatenated(map(text_of, (left, right)))
-        case ast.JoinedStr(values=values):
-            return _concatenated(map(text_of, values))
-        case ast.FormattedValue(value=inner, format_spec=None):
-            return text_of(inner)
-        case ast.Call():
-            return _called_path(node, text_of)
-    return None
-
-
-def _called_path(node: ast.Call, text_of: Callable[[ast.expr], str | None]) -> str | None:
-    """Return the path that a call makes of others; see `_path_text`."""
-    match node:
-        case ast.Call(
-            func=ast.Attribute(value=inner, attr="resolve" | "absolute" | "expanduser")
-        ) if _last_name(inner) != "path":
-            return text_of(inner)
-        case ast.Call(
-            func=ast.Attribute(value=inner, attr="with_name" | "with_suffix" as how), args=[end]
-        ):
-            return _renamed(text_of(inner), how, text_of(end))
-        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str() as form), attr="format")):
-            return _filled(form, "{}", map(text_of, node.args))
-        case (
-            ast.Call(
-                func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="get"),
-                args=[ast.Constant(value=str() as variable), *rest],
-            )
-            | ast.Call(
-                func=ast.Attribute(attr="getenv") | ast.Name(id="getenv"),
-                args=[ast.Constant(value=str() as variable), *rest],
-            )
-        ):
-            return os.environ.get(variable) or (text_of(rest[0]) if rest else None)
-        case ast.Call(func=called, keywords=[*_, ast.keyword(arg="default", value=value)]) if (
-            _last_name(called) in ("field", "Field")
-        ):
-            return text_of(value)
-        case ast.Call(func=ast.Attribute(value=inner, attr="joinpath"), args=args):
-            return _joined([text_of(inner), *map(text_of, args)])
-        case ast.Call(func=called, args=args):
-            name = _last_name(called)
-            if name in ("getcwd", "cwd"):
-                return "."
-            if name == "home":
-                return "~"
-            if name == "gettempdir":
-                return tempfile.gettempdir()
-            if name == "files" and args:  # of importlib.resources
-                package = text_of(args[0])
-                return None if package is None else package.replace(".", "/")
-            if name == "dirname" and args:
-                return _parent(text_of(args[0]), 1)
-            if name in _PATH_FUNCTIONS and args:
-                return _joined([text_of(each) for each in args])
-            return _joined([text_of(each) for each in args]) if name == "join" else None
-    return None
-
-
-def _filled(form: str, sign: str, parts: Iterable[str | None]) -> str | None:
-    """Return a text whose signs, such as %s, are replaced by the parts."""
-    pieces = form.split(sign)
-    given = list(parts)
-    if (
-        len(given) != len(pieces) - 1
-        or "%" in form.replace("%s", "")
-        or "{" in form.replace("{}", "")
-    ):
-        return None
-    return _concatenated(chain(*zip(pieces, given, strict=False), pieces[-1:]))
-
-
-def _renamed(text: str | None, how: str, end: str | None) -> str | None:
-    """Return a path with another name, or with another end of its name."""
-    if text is None or end is None:
-        return None
-    path = Path(text)
-    return f"{path.parent / path.stem}{end}" if how == "with_suffix" else str(path.parent / end)
-
-
-def _joined(parts: Sequence[str | None]) -> str | None:
-    known = [part for part in parts if part is not None]
-    return os.path.join(*known) if known and len(known) == len(parts) else None  # noqa: PTH118
-
-
-def _concatenated(parts: Iterable[str | None]) -> str | None:
-    text = ""
-    for part in parts:
-        # A name that stands for itself twice would double with each depth.
-        if part is None or len(text) > _LONGEST_NAME:
-            return None
-        text += part
-    return text
-
-
-def _parent(text: str | None, levels: int) -> str | None:
-    if text is None or levels > len(Path(text).parts):
-        return None
-    for _ in range(levels):
-        text = os.path.dirname(text)  # noqa: PTH120
-    return text
-
-
-def _has_module(folder: Path, name: str) -> bool:
-    files = (folder / f"{name}.py", folder / name / "__init__.py")
-    return any(map(is_file, files)) or bool(_extensions(folder, name))
-
-
-def _extensions(folder: Path, name: str) -> list[Path]:
-    """Return the compiled modules of that name in a folder."""
-    paths = [folder / f"{name}{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".pyx")]
-    return [path for path in paths if is_file(path)]
-
-
-def _own_sites() -> tuple[Path, ...]:
-    """Return the folders of packages that this Python has."""
-    return tuple(map(Path, (*site.getsitepackages(), site.getusersitepackages())))
-
-
-def _sites_of(python: Path) -> list[Path]:
-    """Return the folders of packages in the environment of a Python."""
-    return sorted(python.parent.parent.glob("lib/python3*/site-packages"))
-
-
-@cache
-def _linked_folders(sites: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the folders that `pip install -e` has put on Python's path, by .pth files."""
-    files = (file for folder in sites for file in sorted(folder.glob("*.pth")))
-    lines = (line.strip() for file in files for line in _text_of(file).splitlines())
-    return tuple(Path(line) for line in lines if line.startswith("/") and is_folder(Path(line)))
-
-
-@cache
-def _linked_modules(sites: tuple[Path, ...]) -> dict[str, Path]:
-    """Return the folders of modules that `pip install -e` has linked by name."""
-    places: dict[str, Path] = {}
-    for file in (
-        file for folder in sites for file in sorted(folder.glob("__editable__*_finder.py"))
-    ):
-        try:
-            found = ast.walk(ast.parse(_text_of(file)))
-        except UNREADABLE:
-            continue
-        for node in found:
-            if (
-                isinstance(node, ast.Assign | ast.AnnAssign)
-                and isinstance(node.value, ast.Dict)
-                and ast.unparse(node).startswith("MAPPING")
-            ):
-                linked = ast.literal_eval(node.value)
-                places |= {str(name): Path(path).parent for name, path in linked.items()}
-    return places
-
-
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _is_installed(path: Path) -> bool:
-    return (
-        any(part in path.parts for part in _INSTALLED)
-        or any(map(path.is_relative_to, _OWN_FOLDERS))
-        or any(map(_has_packages, path.parents))
-        # a virtual environment's program, such as its Python
-        or (path.parent.name == "bin" and is_file(path.parent.parent / "pyvenv.cfg"))
-    )
-
-
-@cache
-def _has_packages(folder: Path) -> bool:
-    """Return whether pip has installed packages into a folder, as `pip install --target` does."""
-    try:
-        return any(folder.glob("*.dist-info/RECORD"))
-    except OSError:  # a folder that may not be read
-        return False
 
 
 def _is_shell_script(path: Path) -> bool:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import is_folder
 from carbonopt.train.scripts.command import Simple
-from carbonopt.train.scripts.command_files import UNREADABLE, CommandFiles, code_of
+from carbonopt.train.scripts.command_files import CommandFiles, code_of
+from carbonopt.train.scripts.own_files import UNREADABLE
 
 _WRITE = ("tee", "mkdir", "touch", "rm")  # programs whose words name the files that they write
 
