@@ -333,7 +333,7 @@ def _spent(view: StudiesView) -> Table:
     studies = view.comparison.studies
     columns = [
         word("Study", "name"),
-        num("Trials", "trials"),
+        num("Trials and repeats", "trials"),
         num("Time", "spent_duration_s", human_duration),
         scaled("Energy", "spent_energy_kwh", fmt.energy_scale, studies),
         _at_own_intensity(studies, "spent_emissions_kg_co2e"),

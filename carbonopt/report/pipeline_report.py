@@ -309,7 +309,7 @@ def _spent(view: PipelineView) -> Section:
 
     columns = [
         word("Study", "name", strong=is_sum),
-        num("Trials", "trials"),
+        num("Trials and repeats", "trials"),
         num("Time", "duration_s", human_duration, strong=is_sum),
         scaled("Energy", "energy_kwh", fmt.energy_scale, rows, strong=is_sum),
         num(

@@ -33,7 +33,7 @@ def test_each_step_has_its_share_of_one_run():
     assert [row["Share"] for row in rows] == ["25 %", "75 %", "100 %"]
     assert [row["Share"] for row in rows_of(tables["start"])] == ["40 %", "60 %", "100 %"]
     spent = rows_of(tables["spent"])
-    assert [row["Study"] for row in spent][-1] == "sum" and spent[-1]["Trials"] == "5"
+    assert [row["Study"] for row in spent][-1] == "sum" and spent[-1]["Trials and repeats"] == "5"
     assert "closure" not in tables and "paths" not in tables
     assert {caveat.key for caveat in document.caveats} >= {
         "steps_run_once",
@@ -98,7 +98,7 @@ def test_a_pipeline_that_met_no_target_says_where():
     assert document.headline == "No run of all 2 steps: dpo met no target"
     assert (
         "recommended" not in shown(document)
-        and rows_of(shown(document)["spent"])[-1]["Trials"] == "4"
+        and rows_of(shown(document)["spent"])[-1]["Trials and repeats"] == "4"
     )
 
 

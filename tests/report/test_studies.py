@@ -55,7 +55,7 @@ def test_tables_have_each_study_and_the_ratio_of_joules():
     assert (
         rows[1]["Configuration"] == "no trial met the target" and rows[0]["Perplexity"] == "5.000"
     )
-    assert [row["Trials"] for row in rows_of(tables["spent"])] == ["2", "0", "2"]
+    assert [row["Trials and repeats"] for row in rows_of(tables["spent"])] == ["2", "0", "2"]
     assert [row["Trial"] for row in rows_of(tables["fronts"])] == ["0", "1", "0", "1"]
     (first, *_) = rows_of(tables["studies"])
     assert (first["Target (at most)"], first["PUE"]) == ("6.000", "1.1")
