@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.errors import MeasurementError
 from carbonopt.core.trial import READINGS_APART_S
-from carbonopt.energy.attribution import IDLE, Powers
 from carbonopt.energy.hardware import cpu_model
+from carbonopt.energy.host_attribution import IDLE, Powers
 
 if TYPE_CHECKING:
     from codecarbon.output_methods.emissions_data import EmissionsData
@@ -160,7 +160,7 @@ def _leave_slurm_out() -> None:
     """Make CodeCarbon count the whole machine's CPUs and RAM in a Slurm job, too.
 
     CodeCarbon 3.3 counts the job's CPUs and RAM there, of all its nodes on each of them. Here it
-    counts the machine's, of which `carbonopt.energy.attribution` takes the study's share.
+    counts the machine's, of which `carbonopt.energy.host_attribution` takes the study's share.
     """
     from codecarbon.core import util
     from codecarbon.external import ram

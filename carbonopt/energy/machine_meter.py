@@ -13,9 +13,9 @@ from typing import NamedTuple
 from carbonopt.core.errors import MeasurementError
 from carbonopt.core.trial import READINGS_APART_S, TRIAL_PHASES, Phase
 from carbonopt.core.units import kwh_from_joules
-from carbonopt.energy.attribution import HostAttribution, HostUse
 from carbonopt.energy.codecarbon import CodeCarbonTotals, has_rapl, power_models
 from carbonopt.energy.counter import EnergyCounters, measure_idle
+from carbonopt.energy.host_attribution import HostAttribution, HostUse
 from carbonopt.energy.meter import EnergyWindows
 from carbonopt.energy.meter_reading import (
     OF_GPUS,

@@ -9,9 +9,9 @@ from pathlib import Path
 from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.format import count_text
 from carbonopt.core.trial import Node
-from carbonopt.energy.attribution import HostAttribution
 from carbonopt.energy.cpu_time import STUDY_PROCESSES
 from carbonopt.energy.hardware import describe_hardware, gpu_uuids, permitted_gpus
+from carbonopt.energy.host_attribution import HostAttribution
 from carbonopt.energy.machine_meter import MachineMeter
 from carbonopt.energy.meter import Meter
 from carbonopt.energy.node_meters import NodeMeters

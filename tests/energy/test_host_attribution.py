@@ -13,8 +13,8 @@ import pytest
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import joules_from_kwh, kwh_from_joules
 from carbonopt.energy import attribution, cpu_time
-from carbonopt.energy.attribution import HostAttribution, HostShares, Powers
 from carbonopt.energy.cpu_time import CpuTime, StudyProcesses, StudyTimes
+from carbonopt.energy.host_attribution import HostAttribution, HostShares, Powers
 from carbonopt.energy.machine_meter import MachineMeter
 
 SPIN = "import time\nwhile time.process_time() < {s}: pass\n"
