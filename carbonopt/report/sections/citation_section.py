@@ -91,4 +91,5 @@ def _spread(runs: Repeats | None) -> str:
         return "n = 1"
     scale = fmt.emissions_scale([runs.emissions_kg_co2e.highest])
     emissions, reached = fmt.spread_text(runs.emissions_kg_co2e, scale), fmt.spread_text(runs.value)
-    return f"n = {runs.n}, {emissions} {scale.unit} and {reached}, mean ± standard deviation"
+    means = f"{emissions} {scale.unit} and {reached}"
+    return f"n = {runs.n}, {means}, mean ± standard deviation of these runs"
