@@ -458,7 +458,7 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
     ("rlhf", "--reward", "reward.py:print", ["--reward", "no function print"]),
     ("rlhf", "--reward", "text.txt:brevity", ["--reward", "text.txt", "Python"]),
     ("classification", "--data", "alone.jsonl", ["'intent'", "'play'"]),
-    ("classification", "--data", "two.jsonl", ["eval_fraction", "no class has two"]),
+    ("classification", "--data", "two.jsonl", ["eval_fraction", "every class has one"]),
     ("classification", "--data", "mixed.jsonl", ["'intent'", "line 1 has '1'", "line 2 has 1"]),
     ("classification", "--data", "pictures", ["'label'", "'cat'"]),
     ("sft", "--data", "one.jsonl", ["eval_fraction", "1"]),

@@ -129,12 +129,12 @@ FLOAT8 = {"float8": "tensorwise", "precision": "bf16", "torch_compile": True}
         ({"weight_averaging": 0.6}, ["search.space.weight_averaging", "at most 0.5", "0.6"]),
         (
             {"decay_ratio": 0.1},
-            ["decay_ratio needs lr_scheduler warmup_stable_decay", "not in the space"],
+            ["decay_ratio acts only with lr_scheduler warmup_stable_decay", "not in the space"],
         ),
         ({"decay_ratio": 0.1, "lr_scheduler": "linear"}, ["decay_ratio", "fixed at linear"]),
         (
             {"warmup_ratio": 0.1, "lr_scheduler": "constant"},
-            ["warmup_ratio needs lr_scheduler", "fixed at constant"],
+            ["warmup_ratio acts only with lr_scheduler", "fixed at constant"],
         ),
         (
             {"warmup_ratio": {"low": 0, "high": 0.9}, "lr_scheduler": STABLE_DECAY},

@@ -505,7 +505,7 @@ def changed(position: int, **values) -> list[dict]:
         (
             [{"text": str(number), "label": number} for number in range(5)],
             {},
-            "but no class has two",
+            "but every class has one",
         ),
         (ROWS, {"model": {"from_config": {**BERT, "num_labels": 3}}}, "can't have num_labels"),
         (ROWS, {"model": {"from_config": {**BERT, "id2label": {0: "a"}}}}, "can't have id2label"),
