@@ -19,6 +19,9 @@ from carbonopt.report.study_view import StudyView
 from carbonopt.search.cap import may_stop_early
 from carbonopt.study.phases import SHORTEST_S, TrialPhases
 
+# Each test takes seconds of real time.
+pytestmark = pytest.mark.slow
+
 BEGIN = "import time\nimport carbonopt.script as carbon\nwait = time.sleep\n"
 NODE = Node(name="here", devices=("cpu",))
 TOLERANCE_S = 0.25  # of a busy machine's scheduler
@@ -318,7 +321,6 @@ def test_only_steps_and_what_they_need_are_training(name: str, tmp_path: Path) -
     assert_seconds(timed(script, tmp_path), seconds)
 
 
-@pytest.mark.slow
 def test_a_wrong_total_is_noted_with_both_numbers_and_said(tmp_path: Path) -> None:
     record = timed(SCRIPTS["a total of micro batches"][0], tmp_path)
     assert (record.steps_done, record.total_steps, record.planned_steps) == (10, 10, 40)

@@ -9,6 +9,9 @@ from test_script_phases import assert_seconds, timed
 
 from carbonopt.core.trial import TrialState
 
+# Each test takes seconds of real time.
+pytestmark = pytest.mark.slow
+
 # The hooks in the order in which Trainer.train calls them, each with the work that lies before it.
 HOOKS = """
 from types import SimpleNamespace as Having
@@ -75,7 +78,6 @@ def script(**changes) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.slow
 def test_evaluations_and_checkpoints_are_no_training(case: str, tmp_path: Path) -> None:
     changes, seconds = CASES[case]
     record = timed(script(**changes), tmp_path)

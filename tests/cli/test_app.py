@@ -176,6 +176,7 @@ def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
         ({"emissions_kg_co2e": 1}, "all", "2 kWh", False),
     ],
 )
+@pytest.mark.slow
 def test_check_says_what_its_most_energy_leaves_out(
     budget: dict, objective: str, most: str, also: bool, tiny_study: dict, write_study
 ) -> None:

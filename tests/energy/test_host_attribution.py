@@ -12,7 +12,7 @@ import pytest
 
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import joules_from_kwh, kwh_from_joules
-from carbonopt.energy import attribution, cpu_time
+from carbonopt.energy import cpu_time, host_attribution
 from carbonopt.energy.cpu_time import CpuTime, StudyProcesses, StudyTimes
 from carbonopt.energy.host_attribution import HostAttribution, HostShares, Powers
 from carbonopt.energy.machine_meter import MachineMeter
@@ -27,9 +27,9 @@ class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, quota: float = 4.0) -> None:
         self.now_s = self.trial_s = self.waited_s = self.study_s = 0.0
         self.busy = dict.fromkeys(range(4), 1.0)
-        monkeypatch.setattr(attribution, "all_cores", lambda: frozenset(range(4)))
-        monkeypatch.setattr(attribution, "busy_seconds", lambda: dict(self.busy))
-        monkeypatch.setattr(attribution, "usable_cores", lambda cores: min(cores, quota))
+        monkeypatch.setattr(host_attribution, "all_cores", lambda: frozenset(range(4)))
+        monkeypatch.setattr(host_attribution, "busy_seconds", lambda: dict(self.busy))
+        monkeypatch.setattr(host_attribution, "usable_cores", lambda cores: min(cores, quota))
 
     def read(self) -> StudyTimes:
         return StudyTimes(CpuTime(self.trial_s, self.waited_s), self.study_s)
@@ -191,7 +191,7 @@ def test_where_the_kernel_tells_nothing_of_cores_what_is_known_was_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host = Host(monkeypatch)
-    monkeypatch.setattr(attribution, "busy_seconds", dict)
+    monkeypatch.setattr(host_attribution, "busy_seconds", dict)
     attributed = HostAttribution(range(4), host)
     attributed.begin(MODELLED, 0.0, 0.0)
     start = attributed.read(host.now_s, 0.0)

@@ -61,6 +61,7 @@ def stopped(number: int, first_s: float, **changes) -> TrialRecord:
         ({"torch_compile": None}, {"arguments": {"torch_compile": False}}, False),
     ],
 )
+@pytest.mark.slow
 def test_what_compiles(params: dict[str, Any], raw: dict[str, Any], told: bool, tmp_path):
     of_first = (Kernels.COMPILED, Kernels.LOADED) if told else (None, None)
     records = [

@@ -18,6 +18,9 @@ from carbonopt.study.session import Session
 from carbonopt.study.study_checks import check
 from carbonopt.study.study_file import parse_study
 
+# Each test takes seconds of real time.
+pytestmark = pytest.mark.slow
+
 EVERY_ONE = "every configuration of the search space has been run"
 
 

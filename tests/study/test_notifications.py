@@ -181,6 +181,7 @@ def test_addresses_in_the_study_file_are_refused_and_never_shown(
 @pytest.mark.parametrize(
     ("budget", "by_budget"), [({"trials": 2}, ["budget"]), ({"trials": 1000}, [])]
 )
+@pytest.mark.slow
 def test_a_test_message_and_the_end_of_a_study(
     budget: dict, by_budget: list[str], hook, replay_study: dict, tmp_path: Path
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_trial_that_goes_on_while_its_study_is_stopped_has_trained(tmp_path: P
     assert (standstill_s or 0.0) < max(2.0, STOPPED_S + 2.0 - took_s)
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_stopped_alone_is_charged_nothing_for_that(tmp_path: Path) -> None:
     state, standstill_s, train_s, train_j, took_s = stopped(tmp_path, whole=True, study=False)
     assert state == "complete"

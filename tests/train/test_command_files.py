@@ -458,7 +458,7 @@ def test_a_package_installed_by_a_link_is_the_users(name: str, text: str, tmp_pa
         ("run.sh", "".join(f"cd d{i % 4}\n" for i in range(60)) + "python helper.py"),
         # Both would take hours if what was read were read again for each part.
         ("open.sh", '"${' * 100_000 + "\npython helper.py"),
-        ("words.sh", "python helper.py\n" + "a -m a.b cd .. " * 20_000),
+        ("words.sh", "python helper.py\n" + "a -m a.b cd .. " * 5_000),
         ("names.sh", '"$' + "a" * 100_000 + "\npython helper.py"),
         (
             "names.py",

@@ -9,6 +9,9 @@ from carbonopt.train.models import memory_probe
 from carbonopt.train.models.layer_extrapolation import by_layers, extended, with_layers
 from carbonopt.train.tasks.task import task_for
 
+# Each test takes seconds of real time.
+pytestmark = pytest.mark.slow
+
 LAYERS = 9
 LLAMA = {
     "model_type": "llama",
@@ -36,7 +39,7 @@ OPT = {
         {"gradient_checkpointing": True},
         {"lora_rank": 4},
         {"precision": "bf16", "output_layer": "fused"},
-        pytest.param({"precision": "bf16", "torch_compile": True}, marks=pytest.mark.slow),
+        {"precision": "bf16", "torch_compile": True},
     ],
     ids=str,
 )

@@ -337,6 +337,7 @@ def test_another_storage_than_the_folders_is_refused(finished_study, tmp_path):
     assert not (tmp_path / "other.db").exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_the_program_ends_it_and_is_raised(finished_study):
     """A page that no longer changes would look like a study that stands still."""
 
