@@ -63,6 +63,11 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     capped = [record.trial for record in continued if record.stop_reason is StopReason.CAP]
     if capped and study.data.config.is_script and study.recommendation.met:
         yield study.caveat("continued_script_pruned", trials=capped)
+    yield from _planned_steps_caveats(study)
+
+
+def _planned_steps_caveats(study: StudyView) -> Iterator[Caveat]:
+    """Yield a caveat if a script made another number of steps than it had announced."""
     misplanned = [
         record
         for record in study.data.records
