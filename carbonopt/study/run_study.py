@@ -73,7 +73,8 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     """Run a study as the worker that holds the lease; see `run_study`."""
     paths, joins, name = session.paths, session.joins, session.checked.config.name
     early = EarlySessions(paths.early_sessions)
-    early.check()
+    if not joins:  # the leading call may be moving them meanwhile
+        early.check()
     inputs = input_files(session.checked.config)
     waits_for_leader = session.local_worker is not None or (
         joins and session.checked.config.launch.kind == "slurm"
