@@ -60,8 +60,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _DOCUMENT = re.compile("(?<!<)<<(?!<)")
 # what a # follows where it begins a comment
 _BEFORE_COMMENTS = (*" \t\r\n;&|()", "\\\n")
-_SHELL_NAME = re.compile("(?:ba|da|z|k)?sh")
-_IS_CODE = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc
+SHELL_NAME = re.compile("(?:ba|da|z|k)?sh")
+CODE_OPTION = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc, python -c
 _FORM = re.compile(r"[-+#0-9,_.]*[deEfFgG%]")
 # Names of files such as rows[0-9].csv, but no lists such as +layers=[1,2] and [1,2].
 _NAMES_BY_BRACKETS = re.compile(r"[^=\[]*(?:[\w./-]\[[^\]]+\]|\[[^\]]+\][\w./-])[^=]*")
@@ -299,9 +299,11 @@ class Command:
         found: list[Simple] = []
         for each in self.simple:
             found.append(each)
-            place = next((at for at, word in enumerate(each.words) if _IS_CODE.fullmatch(word)), 0)
+            place = next(
+                (at for at, word in enumerate(each.words) if CODE_OPTION.fullmatch(word)), 0
+            )
             if 0 < place < len(each.words) - 1 and any(
-                _SHELL_NAME.fullmatch(_name(word)) for word in each.words[:place]
+                SHELL_NAME.fullmatch(_name(word)) for word in each.words[:place]
             ):
                 inner = Command(each.words[place + 1], self.placeholders, self.variables)
                 with suppress(BadInput):

@@ -20,6 +20,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from carbonopt.core.files import is_file, is_folder, opened_unnoted, parsed_json
+from carbonopt.train.scripts.command import CODE_OPTION, SHELL_NAME
 from carbonopt.train.scripts.own_files import (
     LONGEST_NAME,
     UNREADABLE,
@@ -58,9 +59,7 @@ _PYTHONPATH = re.compile(r"\bPYTHONPATH=[\"']?([^\s;|&<>()'\"`]+)")
 _BRACED = re.compile(r"\$\{[^}]{0,256}\}")
 _PYTHONS = re.compile(rb"#!.*\bpython")
 _VARIABLE_FOLDER = re.compile(rf"^.*{_VARIABLE}/")  # $ROOT/ or ${ROOT}/
-_SHELL = re.compile(r"(ba|da|z|k)?sh")
 _PYTHON = re.compile(r"(.*/)?(python|pypy)[0-9.]*")
-_CODE_OPTION = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc, python -c
 _WITH_VALUE = ("-o", "-O", "-W", "-X")  # options of shells and Python that take the next word
 _MODULE_OPTION = re.compile("-[A-Za-z]*m|--module")  # python -um, accelerate launch --module
 # Files that can name others in any syntax: configurations, notebooks, programs in other languages.
@@ -570,7 +569,7 @@ def _script_in(words: Sequence[str]) -> int | None:
     if (place := next(pythons, None)) is None:
         return None
     while (place := place + 1) < len(words) and words[place].startswith("-"):
-        if _CODE_OPTION.fullmatch(words[place]) or _module_in(words[place], "") is not None:
+        if CODE_OPTION.fullmatch(words[place]) or _module_in(words[place], "") is not None:
             return None
         if words[place] in _WITH_VALUE:
             place += 1
@@ -600,7 +599,7 @@ def _code_in(words: Sequence[str]) -> int | None:
     if (place := next(programs, None)) is None:
         return None
     while (place := place + 1) < len(words) - 1 and words[place].startswith("-"):
-        if _CODE_OPTION.fullmatch(words[place]):
+        if CODE_OPTION.fullmatch(words[place]):
             return place + 1
         if words[place] in _WITH_VALUE:
             place += 1
@@ -608,7 +607,7 @@ def _code_in(words: Sequence[str]) -> int | None:
 
 
 def _runs_code(word: str) -> bool:
-    return _SHELL.fullmatch(word.rpartition("/")[2]) is not None or _is_python([word])
+    return SHELL_NAME.fullmatch(word.rpartition("/")[2]) is not None or _is_python([word])
 
 
 def _is_python(words: Sequence[str]) -> bool:

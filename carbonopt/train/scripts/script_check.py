@@ -20,7 +20,6 @@ from carbonopt.spec.space_settings import Range, Space, values_of
 from carbonopt.train.scripts.command import as_text
 from carbonopt.train.scripts.config_template import ConfigTemplate
 from carbonopt.train.scripts.script_sources import (
-    command_files,
     has_lines,
     missing_modules,
     options_of_bool,
@@ -157,7 +156,7 @@ def _check_names(
 
 def _file_with_placeholder(task: "Script", name: str) -> str | None:
     """Return the name of a file of the command that has this placeholder, as a template would."""
-    files = command_files(task)
+    files = task.command_files
     for file in (*files.program, *files.named):
         if is_file(file) and file.stat().st_size <= _LARGEST_LOOKED_AT:
             text = file.read_bytes().decode(errors="replace")
@@ -515,7 +514,7 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
 
 def _choosing_gpus(task: "Script") -> Iterator[tuple[Path, str]]:
     """Yield the files of the program that set or remove a variable which chooses the GPUs."""
-    for file in command_files(task).program:
+    for file in task.command_files.program:
         if is_file(file) and file.stat().st_size <= _LARGEST_LOOKED_AT:
             text = file.read_bytes().decode(errors="replace")
             yield from ((file, name) for name in _OF_GPUS if _set_in(text, name))

@@ -96,7 +96,7 @@ def _sources(task: "Script") -> Iterator[tuple[Path, ast.Module]]:
     if template is not None and template.name.endswith(".py"):
         with contextlib.suppress(*UNREADABLE):
             yield Path(template.name), ast.parse(template.text)
-    for path in command_files(task).program:
+    for path in task.command_files.program:
         if path.suffix == ".py":
             # `check` reports it for the script itself; another Python may read it.
             with contextlib.suppress(*UNREADABLE):

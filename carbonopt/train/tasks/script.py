@@ -23,6 +23,7 @@ from carbonopt.spec.trial_spec import Program, TrialSpec
 from carbonopt.spec.workload_settings import Workload
 from carbonopt.train.scripts import script_check, script_sources
 from carbonopt.train.scripts.command import LAUNCHERS, Command, Simple
+from carbonopt.train.scripts.command_files import CommandFiles
 from carbonopt.train.scripts.config_template import ConfigTemplate
 from carbonopt.train.scripts.script_values import PLACEHOLDERS, with_batches
 from carbonopt.train.tasks.task import Card, Task
@@ -105,20 +106,25 @@ class Script(Task):
     def notes(self, space: Space, quality: Quality) -> tuple[str, ...]:
         return script_check.notes(self, space, quality)
 
+    @cached_property
+    def command_files(self) -> CommandFiles:
+        """The files that the command runs and names, as they are when first asked for."""
+        return script_sources.command_files(self)
+
     def program_files(self) -> tuple[str, ...]:
-        return tuple(map(str, script_sources.command_files(self).program))
+        return tuple(map(str, self.command_files.program))
 
     def watched_folders(self) -> tuple[str, ...]:
         """Return the folders in which trials may leave files for others.
 
         They are those of its programs, and all others that these or the command name.
         """
-        files = script_sources.command_files(self)
+        files = self.command_files
         own = (path.parent for path in files.program)
         return tuple(dict.fromkeys(map(str, (*own, *files.folders))))
 
     def input_files(self) -> tuple[str, ...]:
-        files = script_sources.command_files(self)
+        files = self.command_files
         return tuple(
             dict.fromkeys([*map(str, (*files.program, *files.named)), *self.workload.files])
         )
