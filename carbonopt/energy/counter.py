@@ -19,6 +19,8 @@ _POLL_S = 0.002
 # A counter ticks every 0.1 s on an H200; a counter that stands still for this long is dead.
 _DEAD_AFTER_S = 1.0
 _JOULES_PER_MJ = 1e-3
+# Two samples of the power that are farther apart say nothing of the time between them.
+_SAMPLES_APART_S = 0.1
 # Twice the power limit of the largest GPU boards of 2026; a counter that says more has jumped.
 _MOST_W = 3000.0
 
@@ -63,6 +65,32 @@ class EnergyCounters:
             (now - start) * _JOULES_PER_MJ
             for start, now in zip(self._start_mj, now_mj, strict=True)
         )
+
+    def mean_power_w(self, place: int, since_s: float, until_s: float) -> float | None:
+        """Return a GPU's mean power between two moments of `time.monotonic`, by NVML's samples.
+
+        NVML keeps those of about the last two seconds, one every 20 ms (H200, driver 580). A sample
+        is taken for the mean since the one before. None: the samples are not of at least half of
+        the time.
+
+        Args:
+            place: the GPU's place among those of this object.
+        """
+        gpu = self._gpus[place]
+        to_monotonic_s = time.monotonic() - time.time()
+        try:
+            samples = gpu.power_samples(since_s - to_monotonic_s - _SAMPLES_APART_S)
+        except (gpu.nvml.NVMLError, MeasurementError):
+            return None  # the edges of windows are then less exact
+        ends = [(at_s + to_monotonic_s, power_w) for at_s, power_w in samples]
+        ends += [(until_s, power_w) for at_s, power_w in ends[-1:] if at_s < until_s]
+        energy_j = covered_s = 0.0
+        for (begin_s, _), (end_s, power_w) in itertools.pairwise(ends):
+            within_s = min(end_s, until_s) - max(begin_s, since_s)
+            if within_s > 0 and end_s - begin_s <= _SAMPLES_APART_S:
+                energy_j += power_w * within_s
+                covered_s += within_s
+        return energy_j / covered_s if covered_s >= (until_s - since_s) / 2 > 0 else None
 
     def utilisation(self, first: int | None = None) -> float | None:
         """Return the share of NVML's last sampling period in which a kernel ran.

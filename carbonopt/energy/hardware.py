@@ -43,6 +43,20 @@ class Gpu:
     def energy_mj(self) -> int:
         return self.ask(int, "TotalEnergyConsumption", "energy")
 
+    def power_samples(self, since_s: float) -> list[tuple[float, float]]:
+        """Return the driver's own samples of the power since a moment of `time.time`.
+
+        Each is a time, in seconds since 1970, and watts, in the order of time. Raises NVMLError if
+        the driver has none.
+        """
+        nvml = self.nvml
+        kind, samples = nvml.nvmlDeviceGetSamples(
+            self.handle, nvml.NVML_TOTAL_POWER_SAMPLES, max(0, round(since_s * 1e6))
+        )
+        if kind != nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+            return []
+        return [(sample.timeStamp / 1e6, sample.sampleValue.uiVal / 1000) for sample in samples]
+
     def memory_gib(self, part: Literal["total", "used"]) -> float | None:
         """Return the total or used memory; None for a GPU that shares the host's memory.
 

@@ -315,18 +315,28 @@ class MachineMeter(EnergyWindows):
     def _edges_j(self) -> tuple[float, ...]:
         """Return the energy of each GPU at the latest snapshot, also between its counter's ticks.
 
-        Counters move in ticks. In a window shorter than three ticks, the last known power × its
-        time is taken, clipped to between the counter and the counter plus one tick.
+        A counter stands where it was at its last tick, which is between 0 and a tick old, half a
+        tick on average: that time × the power just before the edge is added. Without this, each
+        change from a high to a low power would count a part of the former as the latter: eight
+        short evaluations took 2 % from a training of 11 s (H200). In a window shorter than three
+        ticks, its power × its time is added to its beginning instead, clipped to within a tick of
+        the former, so that the errors of the edges around many such windows don't add up.
         """
+        opened, latest = self._window_start, self._latest
+        duration_s = latest.at_s - opened.at_s
         edges_j = []
-        duration_s = self._latest.at_s - self._window_start.at_s
-        gpus = zip(
-            self._window_start.gpus_j, self._latest.gpus_j, self.idle, self._powers_w, strict=True
-        )
-        for opened_j, counter_j, idle, power_w in gpus:
-            is_short = duration_s < _TICKS_OF_A_POWER * idle.tick_s
-            likely_j = opened_j + power_w * duration_s if is_short else counter_j
-            edges_j.append(min(max(likely_j, counter_j), counter_j + power_w * idle.tick_s))
+        for place, (idle, last_w) in enumerate(zip(self.idle, self._powers_w, strict=True)):
+            opened_j, counter_j, tick_s = opened.gpus_j[place], latest.gpus_j[place], idle.tick_s
+            is_short = duration_s < _TICKS_OF_A_POWER * tick_s
+            since_s = opened.at_s if is_short else latest.at_s - tick_s
+            power_w = self._counters.mean_power_w(place, since_s, latest.at_s)
+            if power_w is None:
+                power_w = last_w if is_short else (counter_j - opened_j) / duration_s
+            likely_j, tick_j = counter_j + power_w * tick_s / 2, max(power_w, last_w) * tick_s
+            if is_short:
+                between_j = opened_j + power_w * duration_s
+                likely_j = min(max(between_j, likely_j - tick_j), likely_j + tick_j)
+            edges_j.append(max(likely_j, opened_j))
         return tuple(edges_j)
 
     def _window_powers_w(self) -> list[float]:

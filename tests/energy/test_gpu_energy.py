@@ -282,6 +282,59 @@ def test_a_window_between_two_ticks_has_its_power_and_not_nothing(tmp_path: Path
     assert whole_j == pytest.approx(outer_j, abs=31), "within one tick"
 
 
+CHANGING_POWER = """
+import bisect
+class Ticking:
+    # a GPU whose power the test sets, and whose counter ticks every 0.1 s
+    def __init__(self):
+        self.edges = [(0.0, 100.0)]  # since when which power
+    def set(self, power_w):
+        self.edges.append((pynvml.elapsed_s(), power_w))
+    def true_j(self, at_s):
+        ends = [since for since, _ in self.edges[1:]] + [float("inf")]
+        return sum(
+            power_w * max(0.0, min(at_s, end) - since)
+            for (since, power_w), end in zip(self.edges, ends)
+        )
+    def energy_mj(self, at_s):
+        return int(1000 * self.true_j((at_s // 0.1) * 0.1))
+    def power_mw(self, at_s):
+        return int(1000 * (self.true_j(at_s + 0.01) - self.true_j(at_s - 0.01)) / 0.02)
+
+gpu = pynvml._gpus[0] = Ticking()
+meter = MachineMeter([0])
+time.sleep(1.0)
+truth = {Phase.TRAIN: 0.0, Phase.EVAL: 0.0}
+for _ in range(10):
+    for phase, power_w, duration_s in ((Phase.TRAIN, 600.0, 0.537), (Phase.EVAL, 250.0, 0.123)):
+        gpu.set(power_w)
+        meter.enter(phase)
+        began_s = pynvml.elapsed_s()
+        time.sleep(duration_s)
+        truth[phase] += power_w * (pynvml.elapsed_s() - began_s)
+meter.enter(Phase.GAP)
+gpu.set(100.0)
+time.sleep(1.0)
+meter.close()
+parts = meter.take(Phase.TRAIN, Phase.EVAL)
+print(json.dumps([[truth[phase], 3.6e6 * parts[phase].gpu_kwh] for phase in truth]))
+"""
+
+
+@pytest.mark.slow
+def test_short_evaluations_take_nothing_from_the_training_between_them(tmp_path: Path) -> None:
+    """The counter's last tick is up to 0.1 s old, so that at each change of power a part of the
+    energy before it is read as if it came after it: 3.3 kJ of training, 0.3 kJ of evaluations.
+    """
+    (((train_j, measured_j), (evaluation_j, of_evaluations_j)),) = with_gpus(
+        [100], CHANGING_POWER, tmp_path
+    )
+    # The first and the last edge may each be off by half a tick, those between by a sample.
+    within_j = 2 * 0.05 * 600 + 19**0.5 * 0.01 * 350
+    assert measured_j == pytest.approx(train_j, abs=within_j)
+    assert of_evaluations_j == pytest.approx(evaluation_j, abs=within_j)
+
+
 # -----------------------------------------------------------------------------------------------
 # every trial is charged
 

@@ -28,6 +28,8 @@ class NVMLError_NotSupported(NVMLError):
 
 
 NVML_TEMPERATURE_GPU = 0
+NVML_TOTAL_POWER_SAMPLES = 0
+NVML_VALUE_TYPE_UNSIGNED_INT = 1
 nvmlMemory_v2 = 2
 _began = time.monotonic()
 
@@ -50,6 +52,12 @@ class Recording:
         """From its end on it stands still."""
         return self.millijoules[bisect.bisect_right(self.seconds, at_s) - 1]
 
+    def power_mw(self, at_s: float) -> int:
+        """From the ticks around that moment."""
+        end = min(bisect.bisect_right(self.seconds, at_s), len(self.seconds) - 1)
+        took_s = self.seconds[end] - self.seconds[end - 1]
+        return int((self.millijoules[end] - self.millijoules[end - 1]) / took_s)
+
 
 class Steady:
     def __init__(self, power_w: float) -> None:
@@ -57,6 +65,9 @@ class Steady:
 
     def energy_mj(self, at_s: float) -> int:
         return int(at_s * self.power_w * 1000)
+
+    def power_mw(self, at_s: float) -> int:
+        return int(self.power_w * 1000)
 
 
 _gpus = [
@@ -81,6 +92,22 @@ def nvmlDeviceGetHandleByIndex(index: int) -> int:
 
 def nvmlDeviceGetTotalEnergyConsumption(handle: int) -> int:
     return _gpus[handle].energy_mj(elapsed_s())
+
+
+def nvmlDeviceGetSamples(handle: int, kind: int, since_us: int) -> tuple[int, list]:
+    """Samples of the last two seconds, one every 20 ms; none of a dead counter's GPU."""
+    assert kind == NVML_TOTAL_POWER_SAMPLES
+    if isinstance(_gpus[handle], Steady) and not _gpus[handle].power_w:
+        raise NVMLError("Not Found")
+    epoch_s = time.time() - elapsed_s()
+    first = max(0, int(50 * max(since_us / 1e6 - epoch_s, elapsed_s() - 2)) + 1)
+    return NVML_VALUE_TYPE_UNSIGNED_INT, [
+        SimpleNamespace(
+            timeStamp=int((epoch_s + place / 50) * 1e6),
+            sampleValue=SimpleNamespace(uiVal=_gpus[handle].power_mw(place / 50 - 0.01)),
+        )
+        for place in range(first, int(50 * elapsed_s()) + 1)
+    ]
 
 
 def nvmlDeviceGetName(handle: int) -> str:
