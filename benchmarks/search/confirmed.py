@@ -1,7 +1,7 @@
 """What a study with `confirm` answers, and spends, where a configuration's runs spread by seeds.
 
     python benchmarks/search/confirmed.py [TABLE.jsonl ...] [--studies 20] [--worse 0.05]
-        [--trials 14] [--json OUT]
+        [--trials 14] [--converged] [--json OUT]
 
 Each study is a real one that replays a table of recorded runs; without a table, one that is made up
 after the shipped study of a character GPT (studies/shakespeare-char.yaml). The table gets runs of further seeds
@@ -93,7 +93,7 @@ def made_up_nll(batch: int, rate: float, optimizer: str, dropout: float, epochs:
     return 1.40 + 0.03 * from_best_rate**2 + unstable + to_learn + of_dropout
 
 
-def answer(path: Path, worse: float, trials: int, study: int) -> dict[str, Any]:
+def answer(path: Path, worse: float, trials: int, converged: bool, study: int) -> dict[str, Any]:
     table = Table(path)
     target = table.target(worse)
     meeting = [run for run in table.runs.values() if target.is_met_by(table.value(run))]
@@ -110,8 +110,8 @@ def answer(path: Path, worse: float, trials: int, study: int) -> dict[str, Any]:
                 "name": "confirmed",
                 "target": {target.quality.name: target.value},
                 "search": {"space": space, "start": start.params},
-                "budget": {"trials": trials},
-                "confirm": {"seeds": SEEDS, "runners_up": 1},
+                "budget": {"trials": trials} | ({"until": "converged"} if converged else {}),
+                "confirm": {"seeds": SEEDS, "runners_up": 1, "baseline": converged},
                 "carbon": {"intensity_g_co2e_per_kwh": 100},
                 "launch": {"kind": "replay", "table": str(spread_table)},
             },
@@ -125,6 +125,7 @@ def answer(path: Path, worse: float, trials: int, study: int) -> dict[str, Any]:
         if all(getattr(recommended.params, name) == value for name, value in run.params.items())
     )
     confidence = data["recommendation"]["confidence"]
+    saved_kwh = (training_j(start) - training_j(truth)) / 3.6e6
     return {
         "table": path.stem,
         "study": study,
@@ -133,7 +134,9 @@ def answer(path: Path, worse: float, trials: int, study: int) -> dict[str, Any]:
         "truly_meets": target.is_met_by(table.value(truth)),
         "over_cheapest": training_j(truth) / min(map(training_j, meeting)) - 1,
         "saving": 1 - training_j(truth) / training_j(start),
-        "study_kwh": data["spent"]["energy_kwh"],
+        "study_kwh": (study_kwh := data["spent"]["energy_kwh"]),
+        # None: the start is the answer, which saves nothing
+        "break_even_runs": study_kwh / saved_kwh if saved_kwh > 0 else None,
     }
 
 
@@ -141,8 +144,9 @@ def summary(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield (
         "| table | studies | confirmed, cheaper than the start | of these truly above the target |"
         " saving, mean (%) | over the cheapest, median (%) | of the study, kWh |"
+        " runs until it pays back, median |"
     )
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for table, group in groupby(results, key=lambda result: result["table"]):
         studies = list(group)
         sure = [each for each in studies if each["confirmed"] and not each["is_start"]]
@@ -150,9 +154,10 @@ def summary(results: Sequence[dict[str, Any]]) -> Iterator[str]:
         saving = statistics.mean(each["saving"] if each in sure else 0.0 for each in studies)
         over = statistics.median(each["over_cheapest"] for each in studies)
         kwh = statistics.mean(each["study_kwh"] for each in studies)
+        runs = statistics.median(each["break_even_runs"] or math.inf for each in studies)
         yield (
             f"| {table} | {len(studies)} | {len(sure)} | {above} | {100 * saving:.0f} |"
-            f" {100 * over:.0f} | {kwh:.4g} |"
+            f" {100 * over:.0f} | {kwh:.4g} | {runs:.1f} |"
         )
 
 
@@ -162,6 +167,11 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=20)
     parser.add_argument("--worse", type=float, default=0.05)
     parser.add_argument("--trials", type=int, default=14)
+    parser.add_argument(
+        "--converged",
+        action="store_true",
+        help="end when nothing more is expected to pay, and repeat the start",
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2) as pool:
@@ -171,7 +181,8 @@ def main() -> None:
             result
             for table in options.tables or [own]
             for result in pool.map(
-                partial(answer, table, options.worse, options.trials), range(options.studies)
+                partial(answer, table, options.worse, options.trials, options.converged),
+                range(options.studies),
             )
         ]
     if options.json:

@@ -121,10 +121,8 @@ def _in_order(
         start_is_due: Whether all runs that are left are kept for the start; only a promising
             configuration comes before it.
     """
-    confirm = data.config.confirm
-    assert confirm is not None
-    target, chosen = data.config.target.at(), list[Configuration]()
-    while following := _following(evidence, chosen, start, target, confirm.seeds):
+    config, chosen = data.config, list[Configuration]()
+    while following := _following(evidence, chosen, start, config):
         if start_is_due and start is not None and start not in chosen:
             following = following if _is_promising(following, evidence, start) else start
         chosen.append(following)
@@ -240,8 +238,7 @@ def _following(
     evidence: Evidence,
     but: Collection[Configuration],
     start: Configuration | None,
-    target: Target,
-    seeds: int,
+    config: StudyConfig,
 ) -> Configuration | None:
     """Return the configuration that the next run belongs to; None if none is left.
 
@@ -249,7 +246,8 @@ def _following(
         but: configurations that are left out.
         start: the start configuration, if it completed.
     """
-    tried = evidence.configurations
+    assert config.confirm is not None
+    tried, target, seeds = evidence.configurations, config.target.at(), config.confirm.seeds
     winner = _cheapest_confirmed(evidence)
     unfinished = [candidate for candidate in tried if candidate.n < seeds and candidate not in but]
     may_hold = [
@@ -267,6 +265,14 @@ def _following(
         if promising is None and start in may_hold:
             return start
         return promising or _most_promising(may_hold, evidence, 0.0)
+    if config.budget.until == "converged":
+        reuses = config.budget.reuses
+        unfinished = [
+            candidate
+            for candidate in unfinished
+            if candidate is winner or _may_pay(candidate, winner, evidence, seeds, reuses)
+        ]
+        may_hold = [candidate for candidate in may_hold if candidate in unfinished]
     cheaper = [candidate for candidate in may_hold if candidate.mean_rank < winner.mean_rank]
     if likely := _most_promising(cheaper, evidence, _MAY_WELL):
         return likely
@@ -285,6 +291,18 @@ def _following(
         key=lambda candidate: (abs(candidate.emissions_kg_co2e - winner_kg), candidate.mean_rank),
         default=winner if winner in may_hold else None,
     )
+
+
+def _may_pay(
+    candidate: Configuration, winner: Configuration, evidence: Evidence, seeds: int, reuses: int
+) -> bool:
+    """Return whether a configuration's further runs are expected to save what they emit.
+
+    If they confirm it, `reuses` later runs emit less than those of the confirmed winner would.
+    """
+    saved_kg = winner.emissions_kg_co2e - candidate.emissions_kg_co2e
+    runs_kg = (seeds - candidate.n) * candidate.emissions_kg_co2e
+    return evidence.chance(candidate) * reuses * saved_kg > runs_kg
 
 
 def _most_promising(

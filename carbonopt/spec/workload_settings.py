@@ -144,7 +144,8 @@ class Workload(Settings, extra="allow"):
     """The length in tokens; required, except for images and scripts."""
 
     evaluations: int = Field(default=8, ge=1, le=1000)
-    """Evaluations of each trial, evenly spaced; the last one is at its end."""
+    """Evaluations of each trial, evenly spaced; the last one is at its end. A repeat has that one
+    alone, because it is never stopped for its quality."""
 
     eval_batch_size_per_gpu: int | None = Field(default=None, ge=1)
     """The batch of an evaluation. Left out: on GPUs what pays and fits, 2^15 tokens at most; for

@@ -125,7 +125,11 @@ class TrialCallback(TrainerCallback):
     ) -> None:
         # The trainer's engine exists only once training begins; only rank 0 has a speaker.
         self._task, self._run, self._trainer, self._speaker = task, run, trainer, speaker
-        self._evaluation_steps = evaluation_steps(run.total_steps, run.workload.evaluations)
+        # A repeat is never stopped for its quality, so that only its last evaluation is needed.
+        # Each evaluation costs energy, and blurs that of the training, whose boundaries lie between
+        # two readings of a GPU's counter.
+        evaluations = run.workload.evaluations if run.spec.repeat_of is None else 1
+        self._evaluation_steps = evaluation_steps(run.total_steps, evaluations)
         self._probe_check = _PROBE_CHECK if run.spec.probe_s else 1
         self._first_step_at = math.inf
         self._cores, self._spin_throttle = CpuWait(), SpinThrottle()

@@ -16,6 +16,7 @@ import yaml
 from documents import numbers_of
 
 from carbonopt.analysis.confidence import Configuration, Evidence
+from carbonopt.analysis.confirmation import confirmation_progress
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.cli.check_text import describe_study
 from carbonopt.core.dimensions import TrialParams
@@ -28,6 +29,7 @@ from carbonopt.report.render.terminal import render
 from carbonopt.report.sections.confirmation_section import section
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.writing import write_report
+from carbonopt.spec.search_settings import Budget, Confirm
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
@@ -349,6 +351,35 @@ def test_a_near_miss_that_is_cheaper_is_a_rival(tmp_path: Path) -> None:
     replayed = Replayed(tmp_path, *table)
     replayed.study["confirm"] = {"seeds": 3, "runners_up": 1}
     assert repeats(replayed.run()) == [(16, 1), (16, 2), (32, 1), (32, 2)]
+
+
+@pytest.mark.parametrize(("until", "reuses", "follows"), [
+    (None, 10, 128),
+    ("converged", 10, None),
+    ("converged", 1_000_000, 32),
+])  # fmt: skip
+def test_a_converged_study_repeats_rivals_only_where_that_may_pay(
+    until: str | None, reuses: int, follows: int | None, tmp_path: Path
+) -> None:
+    """Both rivals may be confirmed; one is cheaper than the confirmed winner, one is dearer."""
+    table = (
+        rows(16, 100, s0=9.70, s1=9.60, s2=9.80),
+        rows(32, 90, s0=10.05, s1=9.80, s2=9.75),
+        rows(128, 105, s0=9.0, s1=9.0, s2=9.0),
+    )
+    replayed = Replayed(tmp_path, *table)
+    replayed.study["confirm"] = {"seeds": 3, "runners_up": 0}
+    data = replayed.run()
+    assert repeats(data) == [(16, 1), (16, 2)]
+    config = data.config.model_copy(
+        update={
+            "confirm": Confirm(seeds=3, runners_up=2),
+            "budget": Budget(trials=3, until=until, reuses=reuses),
+        }
+    )
+    following = confirmation_progress(data.model_copy(update={"config": config}), lambda *_: True)
+    batch_of = {record.trial: record.params.global_batch_size for record in data.records}
+    assert (following.next and batch_of[following.next.trial]) == follows
 
 
 def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> None:
