@@ -531,7 +531,8 @@ def test_kill_in_the_middle_of_writing(saving_study: dict, write_study, tmp_path
     assert_exact(folder)
 
 
-# It saves its step every time, and takes a moment for each. Its first attempt is cut off.
+# It saves its step every time, and takes a moment for each. Its first attempt is cut off, for which
+# it waits.
 RESUMING = """
 import json, pathlib, sys, time
 import carbonopt.script as carbon
@@ -548,6 +549,8 @@ for step in range(begin + 1, 91):
     with run.saving():
         (folder / "part").write_text(json.dumps(step))
         (folder / "part").rename(saved)
+    if begin == 0 and step == 40:
+        time.sleep(300)
 """
 
 
