@@ -60,7 +60,10 @@ def trained(config: StudyConfig, runs: Iterable[Run]) -> Iterator[tuple[TrialRec
     """
     space = SearchSpace(config.search.space, config.launch.world_size, bool(config.launch.gpus))
     rules = Rules(
-        None, False, None, lambda energy_kwh: energy_kwh, lambda: False, lambda: False, 300.0
+        emissions_kg_co2e=lambda energy_kwh: energy_kwh,
+        budget_spent=lambda: False,
+        interrupted=lambda: False,
+        timeout_s=300.0,
     )
     with tempfile.TemporaryDirectory() as folder:
         paths = StudyPaths(Path(folder))

@@ -353,14 +353,17 @@ def _nearly_meets(candidate: Configuration, evidence: Evidence, target: Target) 
 
 
 def _missing_seeds(data: StudyData, first: TrialRecord, seeds: int) -> list[int]:
-    """Return the seeds that a trial's configuration is still to be run with.
+    """Return the seeds that a trial's configuration is still to be run with, the next one first.
 
-    They are from search.seed, search.seed + 1 and so on.
+    They are search.seed, search.seed + 1 and so on. Configurations that share a seed are lucky or
+    unlucky together, for it decides the order of the data: each begins with another one, so that
+    one unlucky seed does not refute them all.
     """
     own = data.config.search.seed
     wanted = [seed for seed in range(own, own + seeds) if seed != first.seed][: seeds - 1]
     ran = {record.seed for record in _not_cut_off(data.records) if record.repeat_of == first.trial}
-    return [seed for seed in wanted if seed not in ran]
+    turn = first.trial % len(wanted)
+    return [seed for seed in wanted[turn:] + wanted[:turn] if seed not in ran]
 
 
 def was_cut_off(record: TrialRecord) -> bool:
