@@ -104,7 +104,7 @@ class MachineLost(CarbonoptError):
 
 
 class StudyInterrupted(CarbonoptError):
-    """The request to end the study (Ctrl-C, SIGTERM); the same command goes on with it."""
+    """The request to end the study (Ctrl-C, SIGTERM, SIGHUP); the same command goes on."""
 
     exit_code = EXIT_INTERRUPTED
 

@@ -23,7 +23,7 @@ from carbonopt.analysis.overoptimisation import overoptimisation
 from carbonopt.analysis.probes import probes
 from carbonopt.analysis.pruning_audit import audit
 from carbonopt.analysis.recommend import recommend, recommendation_by_target
-from carbonopt.analysis.replicates import repeats
+from carbonopt.analysis.repeated_configurations import repeats
 from carbonopt.analysis.repricing import regions, repricing
 from carbonopt.analysis.scaling import scaling
 from carbonopt.analysis.shortfall import recommended_edges

@@ -105,10 +105,14 @@ class Confirm(Settings):
 
     @property
     def most_search_repeats(self) -> int:
-        """The most repeats of the winner and the runners-up; the baseline's come on top."""
+        """The most runs of the confirmation, without those that `baseline` adds.
+
+        They are repeats and new configurations in their place. The start's repeats are among them,
+        unless `baseline` gives it runs of its own.
+        """
         return (1 + self.runners_up) * (self.seeds - 1)
 
     @property
     def most_repeats(self) -> int:
-        """The most repeats that `budget.trials` does not count."""
+        """The most runs of the confirmation, none of which `budget.trials` counts."""
         return self.most_search_repeats + self.baseline * (self.seeds - 1)

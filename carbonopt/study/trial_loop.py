@@ -190,15 +190,16 @@ class TrialLoop:
             runs: whether this worker runs a trial. If it doesn't, what it has begun in a turn that
                 was lost is put back, too.
         """
-        self._raise_if_interrupted()
+        self._stop_if_interrupted()
         own = frozenset() if runs else {self.lease.worker.id}
 
         def recover_and_act() -> Done:
             return act(self.storage.recover(self.lease.remove_dead() - own))
 
-        return self.lease.in_turn(self._raise_if_interrupted, recover_and_act)
+        return self.lease.in_turn(self._stop_if_interrupted, recover_and_act)
 
-    def _raise_if_interrupted(self) -> None:
+    def _stop_if_interrupted(self) -> None:
+        """Store what this session has used and raise StudyInterrupted, if it was interrupted."""
         if self.session.interrupted():
             self.account.store(self.storage)
             raise interruption(self.paths)
@@ -222,8 +223,8 @@ class TrialLoop:
             plan = self._plan(seen)
         elif not ended and not self._may_begin(seen):
             return self._wait
-        if (start := self._plan_start(seen.data)) is not None:
-            return partial(self._await_start, start)
+        if (planned := self._plan_start(seen.data)) is not None:
+            return partial(self._await_start, planned)
         if plan.probe is not None:
             return self._begin_probe(plan.probe, PROBE_S, seen)
         storage.study.sampler = plan.sampler
@@ -251,27 +252,27 @@ class TrialLoop:
             return None
         waits = self.account.waits or data.planned_start is not None
         remaining = self.budget.remaining(data, len(self.lease.living))
-        start = self.schedule.plan(data.records, remaining, now_in_utc(), waits=waits)
-        if start != data.planned_start:
-            self.storage.set_planned_start(start)
-        if start is None:
+        planned = self.schedule.plan(data.records, remaining, now_in_utc(), waits=waits)
+        if planned != data.planned_start:
+            self.storage.set_planned_start(planned)
+        if planned is None:
             self.account.end_wait(self.storage)
-        return start
+        return planned
 
-    def _await_start(self, start: PlannedStart) -> None:
+    def _await_start(self, planned: PlannedStart) -> None:
         """Wait for a planned start, but not for long: it is planned again then.
 
         Nothing runs meanwhile, and no process of a next trial holds a GPU.
         """
         if not self.account.waits:
             self.engine.drop_next()
-            self.display.waiting(start)
+            self.display.waiting(planned)
             if self.session.notifications is not None:
-                self.session.notifications.waiting(start)
-        self.account.begin_wait(self.storage, start.expected_saving)
+                self.session.notifications.waiting(planned)
+        self.account.begin_wait(self.storage, planned.expected_saving)
         look_again = time.monotonic() + PLAN_AGAIN_S
-        while time.monotonic() < look_again and now_in_utc() < datetime.fromisoformat(start.at):
-            self._raise_if_interrupted()
+        while time.monotonic() < look_again and now_in_utc() < datetime.fromisoformat(planned.at):
+            self._stop_if_interrupted()
             self.lease.renew()
             time.sleep(LOOK_AGAIN_S / 10)
         self.account.store(self.storage)
@@ -300,7 +301,7 @@ class TrialLoop:
     def _wait(self) -> None:
         deadline = time.monotonic() + LOOK_AGAIN_S
         while time.monotonic() < deadline:
-            self._raise_if_interrupted()
+            self._stop_if_interrupted()
             time.sleep(LOOK_AGAIN_S / 10)
 
     def _spec(self, number: int, folder: Path, params: TrialParams, **more: Any) -> TrialSpec:

@@ -106,7 +106,7 @@ class Rules:
     # target, if it will. None instead of a function: the trial is never pruned for its target.
     should_prune: Callable[[Sequence[EvalPoint], int], Forecast | None] | None = None
     audit: bool = False  # True: a trial that should be pruned runs to its end all the same
-    # Emissions of the best trial that meets the target; None: no cap.
+    # Lowest emissions of the trials in `TrialPlan.meeting`; None: no cap.
     cap_kg_co2e: float | None = None
     # whether the cap also counts what the steps that are left will cost
     projects_cost: bool = True
@@ -172,7 +172,7 @@ class TrialWatch:
         The trial's processes are gone by then. The caller must have switched the meter to SETUP
         before starting them; this method leaves it in GAP.
         """
-        with contextlib.ExitStack() as ending:
+        with contextlib.ExitStack() as ending:  # calls the last callback first
             ending.callback(self.trial.end)
             # The end of the processes is neither training nor evaluation.
             ending.callback(self._phases.enter, Phase.SETUP, Stage.TEARDOWN)

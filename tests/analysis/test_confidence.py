@@ -13,7 +13,7 @@ from scipy import stats
 
 from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, configurations, pooled
 from carbonopt.analysis.recommend import Recommendation, cheaper_but_unsure, recommend
-from carbonopt.analysis.replicates import repeats
+from carbonopt.analysis.repeated_configurations import repeats
 from carbonopt.core.quality import ACCURACY, PERPLEXITY, Target
 from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
 from carbonopt.report.document import Level

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from carbonopt.analysis.footprint import footprint
 from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.recommend import recommend
-from carbonopt.analysis.replicates import repeats
+from carbonopt.analysis.repeated_configurations import repeats
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.evaluations import EvalPoint

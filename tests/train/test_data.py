@@ -474,6 +474,10 @@ def test_a_local_folder_is_a_data_set(tmp_path, monkeypatch):
         ({"per_device_train_batch_size": 2}, "use search.space.micro_batch_size_per_gpu"),
         ({"eval_steps": 2}, "workload.evaluations"),
         ({"report_to": "all"}, "use track"),
+        ({"save_steps": 2}, "can't have save_steps: .* use checkpoint"),
+        ({"resume_from_checkpoint": "folder"}, "use checkpoint"),
+        ({"load_best_model_at_end": True}, "the quality of a trial is that of its last step"),
+        ({"push_to_hub": True}, "uploads nothing"),
         ({"optim": "adamm"}, "not what transformers takes"),
         ({"lr_scheduler_type": "cosine"}, "but is in both"),
         (

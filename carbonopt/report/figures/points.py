@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 from carbonopt.analysis.confidence import configurations
 from carbonopt.analysis.front import is_finite
 from carbonopt.analysis.recommend import Baseline, Recommendation
-from carbonopt.analysis.replicates import Repeats
+from carbonopt.analysis.repeated_configurations import Repeats
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import TrialRecord, TrialState

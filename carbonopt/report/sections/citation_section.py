@@ -1,7 +1,7 @@
 """The answer in one sentence with its figures, to be pasted into a paper."""
 
 from carbonopt.analysis.recommend import cheaper_but_unsure
-from carbonopt.analysis.replicates import Repeats, repeats_of
+from carbonopt.analysis.repeated_configurations import Repeats, repeats_of
 from carbonopt.core import format as fmt
 from carbonopt.report.caveats import less_or_more_text
 from carbonopt.report.document import Extract, Paragraph, Section

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from carbonopt.analysis.confidence import Confidence, Standing
 from carbonopt.analysis.recommend import cheaper_but_unsure
-from carbonopt.analysis.replicates import Repeats, repeats_of
+from carbonopt.analysis.repeated_configurations import Repeats, repeats_of
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import TrialState
 from carbonopt.report.document import MISSING, Caveat, Maker, Section, Table, num, table, word

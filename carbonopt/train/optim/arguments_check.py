@@ -70,11 +70,14 @@ _WHY_OWNED = {
         " dataloader_drop_last dataloader_prefetch_factor dataloader_persistent_workers"
         " dataloader_multiprocessing_context include_num_input_tokens_seen ignore_data_skip"
     ),
-    "a trial writes no checkpoints": (
-        "resume_from_checkpoint load_best_model_at_end metric_for_best_model push_to_hub "
-        "greater_is_better "
-        "enable_jit_checkpoint restore_callback_states_from_checkpoint save_* hub_*"
+    "use checkpoint in the study file": (
+        "resume_from_checkpoint enable_jit_checkpoint restore_callback_states_from_checkpoint"
+        " save_*"
     ),
+    "the quality of a trial is that of its last step": (
+        "load_best_model_at_end metric_for_best_model greater_is_better"
+    ),
+    "a trial uploads nothing": "push_to_hub hub_*",
     "evaluation is workload.evaluations and workload.eval_batch_size_per_gpu": (
         "do_train do_eval do_predict per_device_eval_batch_size prediction_loss_only"
         " batch_eval_metrics include_for_metrics eval_*"
