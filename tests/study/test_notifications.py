@@ -132,9 +132,9 @@ def test_a_dead_host_and_one_that_hangs_are_said_without_the_password(deaf: str)
     notifications.study_began(study().model_copy(update={"ended": None}))
     began = time.monotonic()
     notifications.send("finished", "the answer")
-    assert time.monotonic() - began < 0.5, "sending does not wait"
+    assert time.monotonic() - began < CLOSE_S / 2, "sending does not wait for the host that hangs"
     notifications.close()
-    assert time.monotonic() - began < CLOSE_S + 1.0
+    assert time.monotonic() - began < 1.5 * CLOSE_S
     assert warnings and SECRET not in " ".join(warnings)
 
 
