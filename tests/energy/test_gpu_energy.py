@@ -228,9 +228,11 @@ def test_windows_of_a_recorded_counter_and_their_uncertainty(tmp_path: Path) -> 
     idle, train, evaluation = with_gpus(
         [RECORDED], WINDOWS.replace("LOAD_AT_S", str(LOAD_AT_S)), tmp_path
     )
+    # A reading that waits for a core beside other tests sees a tick late, by up to a tick of the
+    # ten in a window.
     assert idle == [
         {"gpu": 0, "windows": 5, "tick_s": pytest.approx(0.1, rel=0.1), "power_w": pytest.approx(IDLE_W, rel=0.02),
-         "spread_w": pytest.approx(0, abs=2)}
+         "spread_w": pytest.approx(0, abs=IDLE_W / 10)}
     ]  # fmt: skip
     for truth_j, count, dumped in (train, evaluation):
         reading = Reading(**dumped)
