@@ -195,10 +195,9 @@ def outcome(data: StudyData, available: Available) -> str:
         parts.append("none of them was confirmed")
     confirm = data.config.confirm
     assert confirm is not None
-    is_sure = any(
-        candidate.n == confirm.seeds and evidence.confirmed(candidate) for candidate in chosen
-    )
-    if not is_sure and _runs_so_far(data) >= confirm.most_search_repeats:
+    winner = _cheapest_confirmed(evidence)
+    has_all_seeds = winner is not None and winner.n == confirm.seeds
+    if not has_all_seeds and _runs_so_far(data) >= confirm.most_search_repeats:
         parts.append(f"the {confirm.most_search_repeats} runs of the confirmation are used up")
     if added := _added_trials(data):
         parts.append(f"{count_text(added, 'more trial')} took the place of repeats")
@@ -356,13 +355,17 @@ def _missing_seeds(data: StudyData, first: TrialRecord, seeds: int) -> list[int]
     """Return the seeds that a trial's configuration is still to be run with, the next one first.
 
     They are search.seed, search.seed + 1 and so on. Configurations that share a seed are lucky or
-    unlucky together, for it decides the order of the data: each begins with another one, so that
-    one unlucky seed does not refute them all.
+    unlucky together, for it decides the order of the data. So that one unlucky seed doesn't refute
+    them all, each configuration begins with the seed after that with which the one before it began.
     """
     own = data.config.search.seed
     wanted = [seed for seed in range(own, own + seeds) if seed != first.seed][: seeds - 1]
+    repeated = list(
+        dict.fromkeys(record.repeat_of for record in data.records if record.repeat_of is not None)
+    )
+    before = repeated.index(first.trial) if first.trial in repeated else len(repeated)
     ran = {record.seed for record in _not_cut_off(data.records) if record.repeat_of == first.trial}
-    turn = first.trial % len(wanted)
+    turn = before % len(wanted)
     return [seed for seed in wanted[turn:] + wanted[:turn] if seed not in ran]
 
 
