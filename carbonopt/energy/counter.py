@@ -71,7 +71,7 @@ class EnergyCounters:
 
         NVML keeps those of about the last two seconds, one every 20 ms (H200, driver 580). A sample
         is taken for the mean since the one before. None: the samples are not of at least half of
-        the time.
+        the time, or one is of more than any GPU draws.
 
         Args:
             place: the GPU's place among those of this object.
@@ -82,6 +82,8 @@ class EnergyCounters:
             samples = gpu.power_samples(since_s - to_monotonic_s - _SAMPLES_APART_S)
         except (gpu.nvml.NVMLError, MeasurementError):
             return None  # the edges of windows are then less exact
+        if any(power_w > _MOST_W for _, power_w in samples):
+            return None
         ends = [(at_s + to_monotonic_s, power_w) for at_s, power_w in samples]
         ends += [(until_s, power_w) for at_s, power_w in ends[-1:] if at_s < until_s]
         energy_j = covered_s = 0.0
