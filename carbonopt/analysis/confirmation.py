@@ -356,8 +356,8 @@ def _missing_seeds(data: StudyData, first: TrialRecord, seeds: int) -> list[int]
     """Return the seeds that a trial's configuration is still to be run with, the next one first.
 
     They are search.seed, search.seed + 1 and so on. Configurations that share a seed are lucky or
-    unlucky together, for it decides the order of the data: each begins with another one, so that
-    one unlucky seed does not refute them all.
+    unlucky together, for it decides the order of the data: trials with consecutive numbers begin
+    with different ones, if there are several, so that one unlucky seed does not refute them all.
     """
     own = data.config.search.seed
     wanted = [seed for seed in range(own, own + seeds) if seed != first.seed][: seeds - 1]
