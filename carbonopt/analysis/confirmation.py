@@ -297,11 +297,13 @@ def _may_pay(
 ) -> bool:
     """Return whether a configuration's further runs are expected to save what they emit.
 
-    If they confirm it, `reuses` later runs emit less than those of the confirmed winner would.
+    If they confirm it, `reuses` later runs emit less than those of the confirmed winner would. If
+    they don't, the first of them mostly refutes it, and no further one is made.
     """
+    chance = evidence.chance(candidate)
     saved_kg = winner.emissions_kg_co2e - candidate.emissions_kg_co2e
-    runs_kg = (seeds - candidate.n) * candidate.emissions_kg_co2e
-    return evidence.chance(candidate) * reuses * saved_kg > runs_kg
+    expected_runs = 1 + chance * (seeds - candidate.n - 1)
+    return chance * reuses * saved_kg > expected_runs * candidate.emissions_kg_co2e
 
 
 def _most_promising(

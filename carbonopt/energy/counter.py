@@ -1,6 +1,7 @@
 """The GPUs' own energy counters, read through NVML, and the power of idle GPUs."""
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -71,7 +72,7 @@ class EnergyCounters:
 
         NVML keeps those of about the last two seconds, one every 20 ms (H200, driver 580). A sample
         is taken for the mean since the one before. None: the samples are not of at least half of
-        the time.
+        the time, or one is of more than any GPU draws.
 
         Args:
             place: the GPU's place among those of this object.
@@ -82,15 +83,22 @@ class EnergyCounters:
             samples = gpu.power_samples(since_s - to_monotonic_s - _SAMPLES_APART_S)
         except (gpu.nvml.NVMLError, MeasurementError):
             return None  # the edges of windows are then less exact
+        if any(power_w > _MOST_W for _, power_w in samples):
+            return None
         ends = [(at_s + to_monotonic_s, power_w) for at_s, power_w in samples]
         ends += [(until_s, power_w) for at_s, power_w in ends[-1:] if at_s < until_s]
-        energy_j = covered_s = 0.0
-        for (begin_s, _), (end_s, power_w) in itertools.pairwise(ends):
-            within_s = min(end_s, until_s) - max(begin_s, since_s)
-            if within_s > 0 and end_s - begin_s <= _SAMPLES_APART_S:
-                energy_j += power_w * within_s
-                covered_s += within_s
-        return energy_j / covered_s if covered_s >= (until_s - since_s) / 2 > 0 else None
+        parts = [
+            (begin_s, min(end_s, until_s) - max(begin_s, since_s), power_w)
+            for (begin_s, _), (end_s, power_w) in itertools.pairwise(ends)
+            if end_s - begin_s <= _SAMPLES_APART_S
+        ]
+        # A sample that began before the window is of another power, too, and left out if it can be.
+        for first_s in (since_s, -math.inf):
+            within = [part for part in parts if part[0] >= first_s and part[1] > 0]
+            covered_s = math.fsum(part_s for _, part_s, _ in within)
+            if covered_s >= (until_s - since_s) / 2 > 0:
+                return math.fsum(part_s * power_w for _, part_s, power_w in within) / covered_s
+        return None
 
     def utilisation(self, first: int | None = None) -> float | None:
         """Return the share of NVML's last sampling period in which a kernel ran.

@@ -55,7 +55,9 @@ class Gpu:
         )
         if kind != nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
             return []
-        return [(sample.timeStamp / 1e6, sample.sampleValue.uiVal / 1000) for sample in samples]
+        return sorted(
+            (sample.timeStamp / 1e6, sample.sampleValue.uiVal / 1000) for sample in samples
+        )
 
     def memory_gib(self, part: Literal["total", "used"]) -> float | None:
         """Return the total or used memory; None for a GPU that shares the host's memory.

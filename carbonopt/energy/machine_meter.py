@@ -36,7 +36,8 @@ class CounterSnapshot(NamedTuple):
     """The running totals of all counters at one moment."""
 
     at_s: float
-    gpus_j: tuple[float, ...]
+    counters_j: tuple[float, ...]  # each GPU's energy up to its counter's last tick
+    gpus_j: tuple[float, ...]  # each GPU's energy as it is divided among windows
     host: HostUse
     codecarbon_gpu_kwh: float
     codecarbon_cpu_kwh: float  # the whole machine's CPU energy, as CodeCarbon counts it
@@ -191,6 +192,7 @@ class MachineMeter(EnergyWindows):
         totals = self._codecarbon.read()
         self._latest = CounterSnapshot(
             at_s=at_s,
+            counters_j=counters_j,
             gpus_j=tuple(map(max, counters_j, self._credited_j)),
             host=self._host.read(at_s, totals.cpu_energy),
             codecarbon_gpu_kwh=totals.gpu_energy,
@@ -326,12 +328,18 @@ class MachineMeter(EnergyWindows):
         duration_s = latest.at_s - opened.at_s
         edges_j = []
         for place, (idle, last_w) in enumerate(zip(self.idle, self._powers_w, strict=True)):
-            opened_j, counter_j, tick_s = opened.gpus_j[place], latest.gpus_j[place], idle.tick_s
+            # What is credited may be ahead of the counter: from there errors would add up.
+            opened_j, counter_j, tick_s = (
+                opened.gpus_j[place],
+                latest.counters_j[place],
+                idle.tick_s,
+            )
             is_short = duration_s < _TICKS_OF_A_POWER * tick_s
             since_s = opened.at_s if is_short else latest.at_s - tick_s
             power_w = self._counters.mean_power_w(place, since_s, latest.at_s)
             if power_w is None:
-                power_w = last_w if is_short else (counter_j - opened_j) / duration_s
+                since_open_j = counter_j - opened.counters_j[place]
+                power_w = last_w if is_short else since_open_j / duration_s
             likely_j, tick_j = counter_j + power_w * tick_s / 2, max(power_w, last_w) * tick_s
             if is_short:
                 between_j = opened_j + power_w * duration_s
@@ -361,7 +369,8 @@ class MachineMeter(EnergyWindows):
         opened, latest = self._window_start, self._latest
         silent = ["CPU"] if latest.codecarbon_cpu_kwh <= opened.codecarbon_cpu_kwh else []
         silent += ["RAM"] if latest.codecarbon_ram_kwh <= opened.codecarbon_ram_kwh else []
-        used_j = zip(self._counters.indices, opened.gpus_j, latest.gpus_j, strict=True)
+        # What is credited may be ahead of a counter that ticks.
+        used_j = zip(self._counters.indices, opened.counters_j, latest.counters_j, strict=True)
         silent += [f"GPU {index}" for index, before_j, now_j in used_j if now_j <= before_j]
         if silent:
             during = (

@@ -337,6 +337,59 @@ def test_short_evaluations_take_nothing_from_the_training_between_them(tmp_path:
     assert of_evaluations_j == pytest.approx(evaluation_j, abs=within_j)
 
 
+@pytest.mark.slow
+def test_short_windows_without_samples_stay_near_the_counter(tmp_path: Path) -> None:
+    """They take the power of the training before them, eight times their own, again and again."""
+    script = """
+def no_samples(*_):
+    raise pynvml.NVMLError("Not Found")
+pynvml.nvmlDeviceGetSamples = no_samples
+class Falling:
+    def energy_mj(self, at_s):
+        tick_s = at_s // 0.1 * 0.1
+        return int(1000 * (90 * tick_s + 610 * max(0.0, min(tick_s, until_s) - since_s)))
+since_s = until_s = math.inf
+pynvml._gpus[0] = Falling()
+meter = MachineMeter([0])
+since_s = pynvml.elapsed_s()
+meter.enter(Phase.TRAIN)
+time.sleep(0.5)
+until_s = pynvml.elapsed_s()
+for _ in range(10):
+    meter.enter(Phase.EVAL)
+    time.sleep(0.1)
+    meter.enter(Phase.TRAIN)
+    time.sleep(0.1)
+meter.enter(Phase.GAP)
+ahead_j = 3.6e6 * sum(reading.gpu_kwh for reading in meter._closed.values()) - 3.6e6 * meter.outer().gpu_kwh
+time.sleep(1.1)
+meter.close()
+print(json.dumps(ahead_j))
+"""
+    (ahead_j,) = with_gpus([100], f"import math{script}", tmp_path)
+    # 1.5 ticks of a power that is known from 0.5 s of a counter's ticks
+    assert abs(ahead_j) <= 1.5 * 0.1 * 700 * (1 + 0.1 / 0.5) * 1.1
+
+
+def test_samples_count_in_any_order_and_none_beyond_a_gpus_power(tmp_path: Path) -> None:
+    script = """
+from carbonopt.energy.counter import EnergyCounters
+counters, samples = EnergyCounters([0]), pynvml.nvmlDeviceGetSamples
+time.sleep(0.3)
+def with_one_of(milliwatts):
+    def changed(*question):
+        kind, answered = samples(*question)
+        answered[-1].sampleValue.uiVal = milliwatts
+        return kind, answered[::-1]
+    return changed
+for milliwatts in (300_000, 2**32 - 1):
+    pynvml.nvmlDeviceGetSamples = with_one_of(milliwatts)
+    now_s = time.monotonic()
+    print(json.dumps(counters.mean_power_w(0, now_s - 0.1, now_s)))
+"""
+    assert with_gpus([300], script, tmp_path) == [pytest.approx(300), None]
+
+
 # -----------------------------------------------------------------------------------------------
 # every trial is charged
 
