@@ -207,7 +207,8 @@ class MachineMeter(EnergyWindows):
         if self._phase is None:
             return
         self._refuse_silence()
-        self._credited_j = self._edges_j()
+        # The last window ends at the counters' last tick, as the outer reading does.
+        self._credited_j = self._latest.gpus_j if with_outer else self._edges_j()
         self._latest = self._latest._replace(gpus_j=self._credited_j)
         for phase, part in self._window().items():
             differs = disagreement(part.gpu, part.duration_s) if phase is self._phase else None
