@@ -279,9 +279,9 @@ def _edges(results: dict[str, Result]) -> str:
 
 From studies/shakespeare-char.yaml on an H200, run three times: trainings that were interrupted by {result["evaluations"]} evaluations, and the same configurations with other seeds and one evaluation, at the end. Evaluations are no part of the training, so that its energy should be the same.
 
-{_table(["A window's edge", "Configurations", "Training (s)", "GPU energy, 8 evaluations ÷ 1", "± of five runs with 1 (%)"], rows)}
+{_table(["A window's edge", "Configurations", "Training (s)", f"GPU energy, {result['evaluations']} evaluations ÷ 1", "± of five runs with 1 (%)"], rows)}
 
-A counter's last tick is half a tick old on average. As read, 0.05 s of the training's power before each evaluation counted as the evaluation's, and those of the evaluation as the training's. In a simulation of this counter with trainings of 0.5 s at 600 W between evaluations of 0.12 s at 250 W, the training was 11 % too low as read, and 0.2 % too high with the time since the last tick. What is left here are a few milliseconds before each reading, and what is not known: a GPU that cools during evaluations may train with less energy.
+A counter's last tick is half a tick old on average. As read, 0.05 s of the training's power before each evaluation counted as the evaluation's, and those of the evaluation as the training's. In a simulation of this counter with trainings of 0.5 s at 600 W between evaluations of 0.12 s at 250 W, the training was 11 % too low as read, and 0.2 to 0.7 % too high with the time since the last tick (three runs of each of two versions). What is left here are a few milliseconds before each reading, and what is not known: a GPU that cools during evaluations may train with less energy.
 
 Up to 29 November 2026, carbonopt counted windows as read, and evaluated repeats as often as other trials. In the same study, runs of one configuration then differed by ± 3.3 and 2.6 % (trainings of 4 s) and 0.5 % (11 s)."""
 

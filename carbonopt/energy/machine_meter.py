@@ -329,12 +329,9 @@ class MachineMeter(EnergyWindows):
         duration_s = latest.at_s - opened.at_s
         edges_j = []
         for place, (idle, last_w) in enumerate(zip(self.idle, self._powers_w, strict=True)):
-            # What is credited may be ahead of the counter: from there errors would add up.
-            opened_j, counter_j, tick_s = (
-                opened.gpus_j[place],
-                latest.counters_j[place],
-                idle.tick_s,
-            )
+            opened_j, tick_s = opened.gpus_j[place], idle.tick_s
+            # not what is credited, which may be ahead of the counter: errors would add up
+            counter_j = latest.counters_j[place]
             is_short = duration_s < _TICKS_OF_A_POWER * tick_s
             since_s = opened.at_s if is_short else latest.at_s - tick_s
             power_w = self._counters.mean_power_w(place, since_s, latest.at_s)
