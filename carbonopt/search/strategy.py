@@ -41,9 +41,9 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)  # its INFO lines would bre
 PruningRule = Callable[[Sequence[EvalPoint], int], Forecast | None]
 # While a target seems out of reach, the search goes on as long as one of so many last trials came
 # closer to it than all before. Otherwise it would end too early, because after few trials the
-# models are too sure of what they have not seen. Of 24 searches of made-up tables of accuracies,
-# each with a configuration that meets its target, 16 would have ended before they found it; with 3
-# here 2 would have, with 5 none.
+# models are too sure of what they have not seen. This was measured in 24 searches of made-up tables
+# of accuracies, each with a configuration that meets its target: without this rule 16 would have
+# ended before they found it, with 3 here 2, and with 5 none.
 PATIENCE = 5
 _AUDIT = 1  # keeps the draws of audits apart from those of proposals
 
@@ -174,7 +174,6 @@ class TrialPlan:
                 self.number,
                 self.trials,
             )
-        # Optuna itself adds the values of dimensions that have a single one.
         return GivenValuesSampler(self._next_trial.values or {}, strategy.distributions)
 
     @property

@@ -44,8 +44,8 @@ _EXISTENCE = (
 )
 
 # Dimensions of `_EXISTENCE` of which each choice has to be in some combination that can exist;
-# otherwise the space is refused. Batch sizes are not among them: that a large one can be combined
-# with few values of other dimensions, or with none, is usual and no mistake.
+# otherwise the space is refused. Batch sizes are not among them: a large one often goes with few
+# values of other dimensions, or with none, which is no mistake.
 _PARTNERED = (
     "zero_stage",
     "offload",
@@ -282,8 +282,8 @@ class SearchSpace:
     def _check_existence(self) -> None:
         """Refuse a space in which nothing can exist, or some choice can't.
 
-        Such a choice would silently never be tried. Of the dimensions that no rule is about, only
-        the first value is looked at.
+        Such a choice would silently never be tried. A dimension that no rule is about is checked
+        with one value.
         """
         lists = {
             name: (
@@ -296,7 +296,7 @@ class SearchSpace:
         candidates = _products(
             {name: values for name, values in lists.items() if name in _EXISTENCE}
         )
-        # the choices that nothing goes with so far, and the rule that they broke
+        # the choices that no combination so far could exist with, and the rule that they broke
         alone = {(name, value): "" for name in _PARTNERED if name in lists for value in lists[name]}
         broken, any_exists = None, False
         for combination in itertools.islice(candidates, ENUMERATION_LIMIT):
