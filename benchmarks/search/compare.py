@@ -118,7 +118,7 @@ class RecordedSpace(SearchSpace):
 
     def rule_broken(self, values: dict) -> str | None:
         return super().rule_broken(values) or (
-            None if self.table.run(values) else "was not recorded"
+            None if self.table.run(self._filled(values)) else "was not recorded"
         )
 
 

@@ -166,9 +166,9 @@ class TrialParams(Frozen, extra="allow"):
     """The configuration of a trial.
 
     A step is an optimizer step. The fields up to `world_size` are in every record of a trial that
-    carbonopt trains. The others are there only where the study file names them; None is the
-    default that docs/study-file.md gives for each. A script's trial has the fields that its study
-    file names, and dimensions that its user has invented.
+    carbonopt trains. The others are set only if the study file names them; None stands for the
+    default in docs/study-file.md. A script's trial has the fields that its study file names, and
+    the dimensions that its user has invented.
     """
 
     __pydantic_extra__: dict[str, Scalar]
@@ -586,7 +586,7 @@ def affecting_run_cost(
     """Return the dimensions that affect what a whole training costs.
 
     They affect what a step costs, or the number of steps. Trainings that differ in none of them
-    cost the same, up to what their measurements scatter.
+    cost the same, up to the scatter of measurements.
 
     Args:
         names: the dimensions to choose from.
@@ -599,8 +599,8 @@ def affecting_run_cost(
 def rate_decays(lr_scheduler: str, warmup: float) -> bool:
     """Return whether the learning rate falls along the run, however long the run is.
 
-    Only where it does not is a shorter run the beginning of a longer one. Without a warm-up,
-    inverse_sqrt falls over 10,000 steps, whatever the run.
+    If it doesn't, a shorter run is the beginning of a longer one. Without a warm-up, inverse_sqrt
+    falls over 10,000 steps, however long the run is.
     """
     return lr_scheduler not in _CONSTANT and (lr_scheduler != "inverse_sqrt" or warmup > 0)
 

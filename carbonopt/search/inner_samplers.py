@@ -75,10 +75,11 @@ def next_of_grid(
 
 
 class GivenValuesSampler(BaseSampler):
-    """A sampler that proposes the values that it is given, one for each of the dimensions.
+    """A sampler that proposes the values that it is given.
 
-    Optuna stores a trial's values one by one. They are first stored together, as those of a queued
-    trial are: a worker that takes the trial over in between goes on with the same values.
+    Optuna itself adds the values of dimensions that have a single one. It stores a trial's values
+    one by one. So that a worker who takes the trial over in between goes on with the same values,
+    all are first stored together, as those of a queued trial are.
     """
 
     def __init__(self, values: Mapping[str, Any], distributions: Distributions) -> None:
@@ -148,6 +149,5 @@ class ValidSampler(GivenValuesSampler):
                 return values
         combinations = self._space.combinations or []
         left = [values for values in combinations if key_of(values, names) not in known]
-        # Nothing new is left only for an interrupted trial that is asked for again, with its own
-        # values already set.
+        # Nothing new is left only if an interrupted trial is asked for again: its values are set.
         return left[int(np.random.default_rng(self._seed).integers(len(left)))] if left else {}

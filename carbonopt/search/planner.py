@@ -249,10 +249,10 @@ class Planner:
     ) -> list[Values]:
         """Return the configurations that can cost less than the trials that meet the target.
 
-        The others differ from one of these only in dimensions that don't affect the cost, such as
-        the learning rate: a lower cost would be one of the measurement. For the whole front, all
-        are returned, since it gains by a better quality, too; and where more than the settings
-        decides the cost.
+        The others differ from such a trial only in dimensions that don't affect the cost, such as
+        the learning rate. If they cost less, it is by the scatter of measurements. All
+        configurations are returned if the whole front is searched, which gains by a better quality,
+        too, or if more than the settings decides the cost.
         """
         if self._goal == "front" or not self._settings_decide_cost:
             return list(values)

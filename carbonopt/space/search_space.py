@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -43,8 +44,8 @@ _EXISTENCE = (
 )
 
 # Dimensions of `_EXISTENCE` of which each choice has to be in some combination that can exist;
-# otherwise the space is refused. Batch sizes are not among them: that a large one can be combined
-# with few values of other dimensions, or with none, is usual and no mistake.
+# otherwise the space is refused. Batch sizes are not among them: a large one often goes with few
+# values of other dimensions, or with none, which is no mistake.
 _PARTNERED = (
     "zero_stage",
     "offload",
@@ -94,6 +95,9 @@ class SearchSpace:
 
     def params(self, values: dict[str, Scalar]) -> TrialParams:
         """Return the configuration for values of the free dimensions.
+
+        Args:
+            values: may leave out the dimensions that have a single value.
 
         Raises:
             BadInput: if they break a rule, with that rule.
@@ -254,13 +258,17 @@ class SearchSpace:
         )
         return [combination for combination in different if self.rule_broken(combination) is None]
 
-    def _filled(self, values: dict[str, Scalar]) -> dict[str, Any]:
-        fixed = {
-            name: domain.value
-            for name, domain in self.dimensions.domains().items()
-            if isinstance(domain, Fixed)
+    @cached_property
+    def _single(self) -> dict[str, Scalar]:
+        """The values of the dimensions that have a single one, fixed or not."""
+        values = {
+            name: _single_value(name, domain) for name, domain in self.dimensions.domains().items()
         }
-        filled: dict[str, Any] = {"world_size": self.world_size, **fixed, **values}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _filled(self, values: dict[str, Scalar]) -> dict[str, Any]:
+        """Return these values with those of all other dimensions: single ones and defaults."""
+        filled: dict[str, Any] = {"world_size": self.world_size, **self._single, **values}
         if self.own_dimensions:
             return {"zero_stage": None, "offload": None, **filled}
         # Rounded down here; a remainder then breaks the rule of gradient accumulation, which names
@@ -274,8 +282,8 @@ class SearchSpace:
     def _check_existence(self) -> None:
         """Refuse a space in which nothing can exist, or some choice can't.
 
-        Such a choice would silently never be tried. Of the dimensions that no rule is about, only
-        the first value is looked at.
+        Such a choice would silently never be tried. A dimension that no rule is about is checked
+        with one value.
         """
         lists = {
             name: (
@@ -288,7 +296,7 @@ class SearchSpace:
         candidates = _products(
             {name: values for name, values in lists.items() if name in _EXISTENCE}
         )
-        # the choices that nothing goes with so far, and the rule that they broke
+        # the choices that no combination so far could exist with, and the rule that they broke
         alone = {(name, value): "" for name in _PARTNERED if name in lists for value in lists[name]}
         broken, any_exists = None, False
         for combination in itertools.islice(candidates, ENUMERATION_LIMIT):
@@ -426,6 +434,20 @@ def _values(name: str, domain: Domain) -> list[Scalar] | None:
     if step is None or (high - low) / step >= ENUMERATION_LIMIT:
         return None
     return stepped(int(low), int(high), int(step)) if integer else stepped(low, high, step)
+
+
+def _single_value(name: str, domain: Domain) -> Scalar | None:
+    """Return the value of a domain that has a single one; None: it has several."""
+    if not isinstance(domain, Range):
+        values = values_of(domain)
+        return values[0] if len(values) == 1 else None
+    is_single = domain.low == domain.high
+    if domain.step is not None:  # in decimals, as Optuna decides it
+        width = Decimal(str(domain.high)) - Decimal(str(domain.low))
+        is_single = width < Decimal(str(domain.step))
+    if not is_single:
+        return None
+    return int(domain.low) if is_integer(name, domain) else domain.low
 
 
 def lowest(domain: Any) -> Scalar:

@@ -24,7 +24,6 @@ from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.files import write_json
 from carbonopt.core.trial import Kernels, Phase, Stage
 from carbonopt.spec.prepared_folder import PreparedFolder
-from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.train import ranks
 from carbonopt.train.checkpoints import Checkpoints, SavedTraining
 from carbonopt.train.client import Speaker
@@ -360,7 +359,7 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
         load_compiler()  # a fork has done so already
     if model is None:
         model = weights.pretrained_model(kind, workload.model, config, attention, spec.seed)
-    model = _adapted(model, kind, spec, arguments, compiled=on_gpu or arguments.torch_compile)
+    model = _adapted(model, kind, run, arguments, compiled=on_gpu or arguments.torch_compile)
     if speaker is not None:
         speaker.stage(Stage.ENGINE)
     trainer = task.trainer(run, model, arguments)
@@ -378,20 +377,20 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
 
 
 def _adapted(
-    model: Any, kind: ModelKind, spec: TrialSpec, arguments: TrainingArguments, *, compiled: bool
+    model: Any, kind: ModelKind, run: TrialRun, arguments: TrainingArguments, *, compiled: bool
 ) -> Any:
     """Return the model with the output layer, the float8 products and the adapters of a trial.
 
     Args:
         compiled: Whether a fused output layer is compiled.
     """
-    params = spec.params
+    params = run.params
     if params.has_fused_output_layer:
         models.fuse_output_layer(model, str(params.output_layer), compiled=compiled)
     if params.trains_in_float8:
         train_in_float8(model, str(params.float8))
     if params.lora_rank:
-        set_seed(spec.seed)
+        set_seed(run.spec.seed)
         model = models.with_lora(
             kind,
             model,

@@ -103,6 +103,49 @@ def test_of_configurations_that_train_alike_one_is_a_candidate(tiny_study: dict)
     assert len(near) > len(untried) and is_of_schedules(near)
 
 
+def test_dimensions_with_a_single_choice_count_as_fixed(tiny_study: dict) -> None:
+    space = {
+        "global_batch_size": {"choices": [8]},
+        "learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
+        "epochs": {"low": 2, "high": 2},
+        "world_size": {"choices": [1]},
+        "learning_rate_scaling": {"choices": ["none", "sqrt"]},
+    }
+    tiny_study["launch"]["cpu_ranks"] = 2
+    strategy = strategy_of(tiny_study, space)
+    plan, study = strategy.plan([], 0), optuna.create_study(directions=["minimize"] * 2)
+    assert plan.why_ended is None
+    study.sampler = plan.sampler
+    trial = study.ask(strategy.distributions)
+    rate = trial.params["learning_rate"]
+    single = {"global_batch_size": 8, "epochs": 2, "world_size": 1}
+    # On a single rank a scaled rate is the same rate.
+    assert trial.params == {**single, "learning_rate": rate, "learning_rate_scaling": "none"}
+    assert strategy.space.params({"learning_rate": rate}).value("epochs") == 2
+
+
+@pytest.mark.parametrize(
+    "domain",
+    [
+        {"choices": [0.3]},
+        {"low": 0.3, "high": 0.3},
+        {"low": 0.3, "high": 0.3, "log": True},
+        {"low": 0.3, "high": 0.3, "step": 0.1},
+        {"low": 0.3, "high": 0.4},
+        {"low": 0.3, "high": 0.4, "step": 0.1},
+        {"low": 0.3, "high": 0.4, "step": 0.4 - 0.3},  # a little more than 0.1
+        {"low": 0.8, "high": 0.9, "step": 0.1},
+    ],
+)
+def test_the_space_and_optuna_agree_on_what_has_a_single_value(
+    domain: dict, tiny_study: dict
+) -> None:
+    space = {"global_batch_size": 8, "learning_rate": domain, "epochs": 1}
+    strategy = strategy_of(tiny_study, space)
+    single = strategy.distributions["learning_rate"].single()
+    assert strategy.space.params({}).learning_rate == (0.3 if single else None)
+
+
 @pytest.mark.parametrize(("scaling", "rates"), [("none", 1), ("sqrt", 2)])
 def test_a_rate_that_goes_with_the_ranks_is_a_quality_of_its_own(
     scaling: str, rates: int, tiny_study: dict

@@ -84,10 +84,11 @@ def training_arguments(
 def chosen_optimizer(params: TrainingParams, workload: Workload, trainer: Trainer) -> Any:
     """Return class and options of an optimizer that replaces `arguments.optim`, or None.
 
-    It is Muon where the trial's parameters say so, and DeepSpeed's CPU AdamW where optimizer states
-    leave a GPU, unless the study chose an optimizer: torch's is several times slower there. Given
-    to the Trainer, not to DeepSpeed, it gets the same parameter groups as torch's, so that offload
-    changes no weight decay. On a host without GPU torch's AdamW is used, which needs no compiler.
+    It is Muon if the trial's parameters say so. If a GPU's optimizer states are offloaded and the
+    study chose no optimizer, it is DeepSpeed's CPU AdamW: torch's is several times slower there. It
+    is given to the Trainer, not to DeepSpeed, and so gets the same parameter groups as torch's:
+    offload changes no weight decay. On a host without GPU torch's AdamW is used, which needs no
+    compiler.
 
     Raises:
         BadInput: See `muon.groups_of`.
