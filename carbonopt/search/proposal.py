@@ -62,8 +62,8 @@ class Proposal:
 
     index: int  # position among the candidates
     expected_cost: float  # cost of trying the candidate
-    # expected saving in one later run of the final recommendation; infinite while nothing meets the
-    # target
+    # expected saving in one later run of the recommendation if the search ends after this trial;
+    # infinite while nothing meets the target
     expected_gain: float
     # probability that it is the cheapest candidate that meets the target; equally cheap ones share
     # it
@@ -200,7 +200,8 @@ def propose(
         expected_saving = (np.isfinite(price) * saving).mean(1)
         worth = expected_saving + 1e-6 * worth / worth.max()
     index = int(worth.argmax())
-    gain = float((best_cost - cheapest)[reached].sum() / DRAWS) if meeting else math.inf
+    saved = np.where(np.isfinite(price[index]), best_cost - costs[index], 0.0)
+    gain = float(saved.mean()) if meeting else math.inf
     chance = float((answers[index] / np.maximum(1, answers.sum(0))).mean())
     return Proposal(int(left[index]), float(spend[index]), gain, chance, float(reached.mean()))
 
