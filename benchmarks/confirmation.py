@@ -98,13 +98,17 @@ def with_repeats(
 
 def main(studies: int) -> None:
     print(
-        "| seeds spread by | winner of single runs above the target | holds after repeats | of"
-        " these above | repeats |"
+        "| runs spread by | seeds | until | winner of single runs above the target | holds after"
+        " repeats | of these above | repeats |"
     )
-    print("| --- | ---: | ---: | ---: | ---: |")
+    print("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
     empty = empty_study()
-    confirmed = empty.config.model_copy(update={"confirm": Confirm()})
-    for name, deviations in DEVIATIONS.items():
+    for (name, deviations), (seeds, until) in itertools.product(
+        DEVIATIONS.items(), ((3, None), (6, None), (6, "converged"))
+    ):
+        budget = empty.config.budget.model_copy(update={"until": until})
+        update = {"confirm": Confirm(seeds=seeds), "budget": budget}
+        confirmed = empty.config.model_copy(update=update)
         rng = np.random.default_rng(0)
         met = above = holds = holds_above = repeats = 0
         for _ in range(studies):
@@ -121,8 +125,8 @@ def main(studies: int) -> None:
                 holds += 1
                 holds_above += truth.log_over_target[answer.trial] > 0
         print(
-            f"| {name} | {above / met:.1%} | {holds / met:.0%} | {holds_above / holds:.1%} |"
-            f" {repeats / met:.1f} |"
+            f"| {name} | {seeds} | {until or 'all seeds'} | {above / met:.1%} | {holds / met:.0%} |"
+            f" {holds_above / holds:.1%} | {repeats / met:.1f} |"
         )
 
 

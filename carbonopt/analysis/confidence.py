@@ -95,8 +95,8 @@ class Pooled:
     deviation: float
     freedom: int  # degrees of freedom of the deviation
 
-    def margin(self, *runs: int) -> float:
-        """Return how far a mean of so many runs may lie from the truth.
+    def margin(self, *runs: int, level: float = LEVEL) -> float:
+        """Return how far a mean of so many runs may lie from the truth, at a level of confidence.
 
         Given two counts, it is the margin of a difference of two means. It is Student's t with a
         pooled standard deviation (NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2 and
@@ -108,7 +108,7 @@ class Pooled:
         from scipy.special import stdtrit
 
         return (
-            float(stdtrit(self.freedom, (1 + LEVEL) / 2))
+            float(stdtrit(self.freedom, (1 + level) / 2))
             * self.deviation
             * math.sqrt(sum(1 / n for n in runs))
         )
@@ -188,6 +188,18 @@ class Evidence:
     def confirmed(self, candidate: Configuration) -> bool:
         return self.standing(candidate) is Standing.CONFIRMED
 
+    def needs_no_more_seeds(self, candidate: Configuration) -> bool:
+        """Return whether a configuration is confirmed so clearly that further seeds can be spared.
+
+        This is asked after each of its repeats, of which there are up to seeds − 1. The bound
+        therefore has 1 ÷ (seeds − 1) of the error that LEVEL allows (Bonferroni's inequality), so
+        that asking often doesn't confirm more configurations that truly miss the target.
+        """
+        assert self._target is not None
+        level = 1 - (1 - LEVEL) / max(1, self._seeds - 1)
+        bound = self.bound(candidate, level)
+        return self.confirmed(candidate) and bound is not None and self._target.is_met_by(bound)
+
     def standings(self, candidate: Configuration) -> tuple[tuple[float, Standing], ...]:
         """Return the standings that a configuration has for all targets, from hard to easy ones.
 
@@ -208,8 +220,8 @@ class Evidence:
             *(() if bound is None else ((bound, Standing.CONFIRMED),)),
         )
 
-    def bound(self, candidate: Configuration) -> float | None:
-        """Return the bound that the mean over all seeds is no worse than, at LEVEL.
+    def bound(self, candidate: Configuration, level: float = LEVEL) -> float | None:
+        """Return the bound that the mean over all seeds is no worse than, at a level of confidence.
 
         None: the configuration ran once, or its runs differ too much.
         """
@@ -217,7 +229,7 @@ class Evidence:
         if noise is None:
             return None
         bound = candidate.quality.unscaled(
-            statistics.fmean(candidate.scaled_values) + noise.margin(candidate.n)
+            statistics.fmean(candidate.scaled_values) + noise.margin(candidate.n, level=level)
         )
         return bound if math.isfinite(bound) and not candidate.quality.beyond(bound) else None
 

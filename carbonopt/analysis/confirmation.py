@@ -269,7 +269,11 @@ def _following(
         unfinished = [
             candidate
             for candidate in unfinished
-            if candidate is winner or _may_pay(candidate, winner, evidence, seeds, reuses)
+            if (
+                not _is_known_well(winner, evidence, start)
+                if candidate is winner
+                else _may_pay(candidate, winner, evidence, seeds, reuses)
+            )
         ]
         may_hold = [candidate for candidate in may_hold if candidate in unfinished]
     cheaper = [candidate for candidate in may_hold if candidate.mean_rank < winner.mean_rank]
@@ -290,6 +294,12 @@ def _following(
         key=lambda candidate: (abs(candidate.emissions_kg_co2e - winner_kg), candidate.mean_rank),
         default=winner if winner in may_hold else None,
     )
+
+
+def _is_known_well(winner: Configuration, evidence: Evidence, start: Configuration | None) -> bool:
+    """Return whether no further seed of the confirmed winner is needed for what is said of it."""
+    is_precise = start is None or start is winner or _saving_is_precise(winner, evidence, start)
+    return is_precise and evidence.needs_no_more_seeds(winner)
 
 
 def _may_pay(
@@ -335,7 +345,11 @@ def _is_precise(evidence: Evidence, baseline: Configuration) -> bool:
     winner = _cheapest_confirmed(evidence)
     if winner is None or winner is baseline:
         return True  # there is no saving to know
-    interval = evidence.saving_interval(winner, baseline)
+    return _saving_is_precise(winner, evidence, baseline)
+
+
+def _saving_is_precise(winner: Configuration, evidence: Evidence, start: Configuration) -> bool:
+    interval = evidence.saving_interval(winner, start)
     return interval is not None and interval[1] - interval[0] <= SAVING_WIDTH
 
 

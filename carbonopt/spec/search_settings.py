@@ -93,7 +93,9 @@ class Confirm(Settings):
     """The repetition, after the search, of its winner and the runners-up with other seeds."""
 
     seeds: int = Field(default=3, ge=2, le=100)
-    """Runs of each configuration, including its run in the search."""
+    """Runs of each configuration, including its run in the search. With `budget.until: converged`,
+    the winner [needs fewer](confirmation.md#when-a-configuration-is-confirmed) if it clearly meets
+    the target."""
 
     runners_up: int = Field(default=2, ge=0, le=100)
     """How many runs the confirmation has: `seeds` − 1 for each of 1 + this many configurations.

@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import numpy as np
 import pytest
 import yaml
 from documents import numbers_of
+from scipy.special import stdtrit
 
 from carbonopt.analysis.confidence import Configuration, Evidence
 from carbonopt.analysis.confirmation import confirmation_progress
@@ -380,6 +381,45 @@ def test_a_converged_study_repeats_rivals_only_where_that_may_pay(
     following = confirmation_progress(data.model_copy(update={"config": config}), lambda *_: True)
     batch_of = {record.trial: record.params.global_batch_size for record in data.records}
     assert (following.next and batch_of[following.next.trial]) == follows
+
+
+@pytest.mark.parametrize(("until", "last", "emissions_spread", "runs"), [
+    (None, 9.50, 0.001, 6),
+    ("converged", 9.50, 0.001, 3),
+    ("converged", 9.90, 0.001, 6),
+    ("converged", 9.50, 0.011, 5),
+])  # fmt: skip
+def test_a_converged_study_spares_seeds_of_a_winner_that_clearly_holds(
+    until: str | None, last: float, emissions_spread: float, runs: int, tmp_path: Path
+) -> None:
+    """It needs them where its runs differ in quality, or its saving is not known well yet."""
+    costs = [100 * (1 + emissions_spread * (seed % 2)) for seed in range(6)]
+    perplexities = {"s0": 9.50, "s1": 9.55, "s2": last, "s3": 9.55, "s4": last, "s5": 9.55}
+    study = Replayed(tmp_path, rows(16, costs, **perplexities), rows(128, 200, s0=9.0))
+    study.study["confirm"] = {"seeds": 6, "runners_up": 0}
+    study.study["budget"]["until"] = until
+    study.study["search"] |= {"start": {"global_batch_size": 128, "learning_rate": 1e-3}}
+    study.study["search"]["sampler"] = "carbon"
+    data = study.run()
+    assert len(repeats(data)) == runs - 1
+    rec = recommend(data)
+    assert rec.confidence is not None and rec.confidence.confirmed
+    assert rec.confidence.seeds == runs
+
+
+def test_the_bound_that_spares_seeds_shares_the_error_among_all_looks() -> None:
+    runs = [run_of(value) for value in (9.5, 9.6, 9.55)]
+    tried = Configuration(runs)
+    for seeds in (2, 3, 6, 11):
+        level = 1 - 0.05 / (seeds - 1)
+        bound = Evidence([tried], None, seeds).bound(tried, level)
+        quantile = stdtrit(2, (1 + level) / 2)
+        logs = [math.log(value) for value in (9.5, 9.6, 9.55)]
+        expected = math.exp(fmean(logs) + quantile * stdev(logs) / math.sqrt(3))
+        assert bound == pytest.approx(expected, rel=1e-9)
+        for target, spares in ((expected * 1.0001, True), (expected * 0.9999, False)):
+            of = Target(quality=PERPLEXITY, value=target)
+            assert Evidence([tried], of, seeds).needs_no_more_seeds(tried) == spares
 
 
 def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> None:
