@@ -17,10 +17,10 @@ from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, has_storage, storage_url
 from carbonopt.storage.workers import Lease
-from carbonopt.study.account import all_trials_run, limit_reached
 from carbonopt.study.input_files import check_unchanged, input_files
 from carbonopt.study.repeats import next_repeat, with_confirmation
 from carbonopt.study.session import AsStep, Session
+from carbonopt.study.study_budget import all_trials_run
 from carbonopt.study.study_checks import CheckedStudy, as_prepared
 
 LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
@@ -198,7 +198,7 @@ def already_done(
     if all_run is None and not stays_ended:
         return None
     data = seen.data.model_copy(update={"config": config})
-    limit = limit_reached(checked, wall_clock_s(data.sessions) / 3600, data.spent_kwh())
+    limit = checked.limit_reached(wall_clock_s(data.sessions) / 3600, data.spent_kwh())
     may_repeat = not stays_ended or limit is None  # no repeat begins with a budget that is used up
     if may_repeat and next_repeat(data, checked.engine, paths, as_step) is not None:
         return None

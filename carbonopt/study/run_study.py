@@ -2,23 +2,21 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, MachineLost, StudyInterrupted
 from carbonopt.core.trial import Phase
-from carbonopt.engines.engine import own_meter
-from carbonopt.spec.study_data import InputFile, StudyData
+from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import Prepared
-from carbonopt.storage.early_sessions import EarlySessions
 from carbonopt.storage.locked_storage import STUDY_S, Patience
 from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 from carbonopt.storage.study_storage import StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, has_storage, remember_storage, storage_url
 from carbonopt.storage.workers import Lease, leased, living
-from carbonopt.study.account import SessionAccount, SessionStore
+from carbonopt.study.account import EarlySessions, SessionAccount
 from carbonopt.study.input_files import input_files, with_sha256, workload_fingerprint
 from carbonopt.study.resume import (
     LEAD,
@@ -71,18 +69,20 @@ def run_study(session: Session) -> StudyData:
 
 def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -> StudyData:
     """Run a study as the worker that holds the lease; see `run_study`."""
-    paths, joins, name = session.paths, session.joins, session.checked.config.name
+    paths, joins = session.paths, session.joins
+    checked = session.checked
     early = EarlySessions(paths.early_sessions)
     if not joins:  # the leading call may be moving them meanwhile
         early.check()
-    inputs = input_files(session.checked.config)
+    inputs = input_files(checked.config)
     waits_for_leader = session.local_worker is not None or (
-        joins and session.checked.config.launch.kind == "slurm"
+        joins and checked.config.launch.kind == "slurm"
     )
     if waits_for_leader:
         # The energy of its devices is the study's from here on, also while it waits.
-        account = _begin_engine(session, inputs, lease, prepares=False)
-        with _stored_if_it_ends(account, early):
+        fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
+        account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=False)
+        with account.stored_if_it_ends(early):
             _await_study(database, session)
     stored, session = load_stored(database, session)
     if stored is not None:
@@ -100,8 +100,10 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     inputs = recorded_inputs(inputs, stored, session)
     session.on_begin()
     if not waits_for_leader:
-        account = _begin_engine(session, inputs, lease, prepares=not joins)
-    with _stored_if_it_ends(account, stored or early):
+        checked = session.checked
+        fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
+        account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=not joins)
+    with account.stored_if_it_ends(stored or early):
         # The meter has begun, so that hashing counts as preparation.
         inputs = with_sha256(inputs, session.interrupted)
         session, prepared = _prepare(session)
@@ -109,7 +111,7 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     lease.renew()
     provenance = provenance_of(session.checked, prepared, session.study_file)
     session.before_measuring()
-    remember_storage(paths, session.url, name)
+    remember_storage(paths, session.url, session.checked.config.name)
     stored = note_study(database, stored, session.checked, lease, provenance, prepared, inputs)
     if not joins:
         early.move_to(stored)
@@ -121,38 +123,9 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     return _read_after_others(database, stored, lease, session.interrupted)
 
 
-@contextlib.contextmanager
-def _stored_if_it_ends(account: SessionAccount, stored: SessionStore) -> Iterator[None]:
-    """Store what a call has used if an error or an interruption ends it: it is the study's, too."""
-    try:
-        yield
-    except MachineLost:  # its meter can't be read any more
-        account.store_unread(stored)
-        raise
-    except BaseException:
-        account.store(stored)
-        raise
-
-
 def _say_stalled(session: Session, text: str) -> None:
     if session.notifications is not None:
         session.notifications.send("stalled", f"The study may stand still: {text}")
-
-
-def _begin_engine(
-    session: Session, inputs: tuple[InputFile, ...], lease: Lease, *, prepares: bool
-) -> SessionAccount:
-    """Start the engine and its meter (for `prepares` see `Engine.begin`), and open the account."""
-    checked, as_step = session.checked, session.as_step
-    checked.engine.begin(
-        session.paths,
-        workload_fingerprint(checked.config, inputs, auto=checked.auto is not None),
-        session.display,
-        session.interrupted,
-        own_meter if as_step is None else as_step.meter_provider,
-        prepares=prepares,
-    )
-    return SessionAccount(checked.engine, lease.worker.id)
 
 
 def _prepare(session: Session) -> tuple[Session, Prepared | None]:

@@ -30,7 +30,7 @@ from carbonopt.storage.study_storage import (
     StudyStorage,
 )
 from carbonopt.storage.workers import Lease
-from carbonopt.study.account import SessionAccount, StudyBudget, all_trials_run
+from carbonopt.study.account import SessionAccount
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
 from carbonopt.study.input_files import check_unchanged, input_files
 from carbonopt.study.repeats import next_repeat, prefers_new, with_confirmation
@@ -38,6 +38,7 @@ from carbonopt.study.resume import may_write
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import StartSchedule, now_in_utc
+from carbonopt.study.study_budget import StudyBudget, all_trials_run
 from carbonopt.study.trial_checkpoint import remove_checkpoints
 from carbonopt.study.trial_runner import TrialRunner, interruption, stored_checkpoint
 from carbonopt.study.trial_watch import begun_record
