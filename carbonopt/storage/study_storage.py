@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.evaluations import StoredEvaluations
 from carbonopt.core.files import is_folder, parsed_json
+from carbonopt.core.format import count_text
 from carbonopt.core.quality import Target
 from carbonopt.core.refusals import first_error
 from carbonopt.core.trial import QualityResult, StopReason, TrialRecord, TrialState
@@ -223,6 +224,31 @@ class StudyStorage:
             raise BadInput(
                 f"{where} holds another study: {difference}. {advice}; only {config.may_change} may"
                 " change."
+            )
+
+    def check_alike(self, own: Provenance, *, joins: bool) -> None:
+        """Raise BadInput if this call's trials would not be comparable with the study's.
+
+        Args:
+            own: this call's provenance.
+            joins: whether this call joins others, which may be about to measure their first trial.
+        """
+        stored = self.read()
+        before, has_measured = stored.provenance.hardware, bool(stored.records or stored.probes)
+        if before is None or own.hardware is None or not (joins or has_measured):
+            return
+        theirs, ours = (
+            f"{', '.join(hardware.gpus) or hardware.cpu} on {count_text(hardware.nodes, 'machine')}"
+            for hardware in (before, own.hardware)
+        )
+        if theirs != ours:
+            rule = (
+                "all calls of a study must have the same devices, because their trials' energy is"
+                " compared"
+            )
+            raise BadInput(
+                f"{rule}, but this one has {ours} and the study {theirs}; run it there, or give a"
+                " study here a folder of its own."
             )
 
     def set_prepared(self, prepared: Prepared) -> None:
@@ -460,15 +486,22 @@ class StudyStorage:
         return self.snapshot(living) if left else seen
 
 
-def check_folder_is_free(storage: ReconnectingStorage, paths: StudyPaths, name: str) -> None:
+def check_folder_is_free(
+    storage: ReconnectingStorage, paths: StudyPaths, name: str, noted_study: str | None
+) -> None:
     """Raise BadInput if a folder holds another study.
 
     Studies with different names can have the same default folder.
+
+    Args:
+        storage: the folder's storage.
+        paths: the folder.
+        name: the study's name.
+        noted_study: the study that the folder has noted, as `storage_place` returns it.
     """
-    pointer = stored_pointer(paths)
     with _readable(str(paths.root)):
         held = optuna.get_all_study_names(storage)
-    there = [pointer["study"]] if pointer is not None else held if paths.storage.exists() else []
+    there = [noted_study] if noted_study is not None else held if paths.storage.exists() else []
     if there and name not in there:
         raise BadInput(
             f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own."

@@ -117,6 +117,13 @@ class SessionAccount:
             self.store(storage)
             raise
 
+    @contextlib.contextmanager
+    def stored_after(self, storage: SessionStore) -> Iterator[None]:
+        """Store what the call has used when the context ends, with an error or without."""
+        with self.stored_if_it_ends(storage):
+            yield
+        self.store(storage)
+
     @property
     def waits(self) -> bool:
         return self._wait is not None

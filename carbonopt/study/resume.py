@@ -1,22 +1,16 @@
-"""Find the study that is stored, check that this call may resume it, and store what it knows."""
+"""Find the study that is stored, check that this call may resume it, and whether it is done."""
 
 import dataclasses
-import platform
 from collections.abc import Callable
-from importlib.metadata import version
 
-import carbonopt
 from carbonopt.core.errors import BadInput
-from carbonopt.core.format import count_text
 from carbonopt.core.trial import TrialRecord
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.spec.study_data import InputFile, Provenance, StudyData, wall_clock_s
-from carbonopt.spec.trial_spec import Prepared
+from carbonopt.spec.study_data import InputFile, StudyData, wall_clock_s
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, has_storage, storage_url
-from carbonopt.storage.workers import Lease
 from carbonopt.study.input_files import check_unchanged, input_files
 from carbonopt.study.repeats import next_repeat, with_confirmation
 from carbonopt.study.session import AsStep, Session
@@ -108,57 +102,6 @@ def _as_led(checked: CheckedStudy, stored: StudyStorage) -> CheckedStudy:
     return dataclasses.replace(checked, config=checked.config.model_copy(update=update))
 
 
-def _check_alike(stored: StudyData, own: Provenance, *, joins: bool) -> None:
-    """Raise BadInput if this call's trials would not be comparable with the study's."""
-    before, has_measured = stored.provenance.hardware, bool(stored.records or stored.probes)
-    if before is None or own.hardware is None or not (joins or has_measured):
-        return
-    theirs, ours = (
-        f"{', '.join(hardware.gpus) or hardware.cpu} on {count_text(hardware.nodes, 'machine')}"
-        for hardware in (before, own.hardware)
-    )
-    if theirs != ours:
-        rule = (
-            "all calls of a study must have the same devices, because their trials' energy is"
-            " compared"
-        )
-        raise BadInput(
-            f"{rule}, but this one has {ours} and the study {theirs}; run it there, or give a"
-            " study here a folder of its own."
-        )
-
-
-def note_study(
-    database: ReconnectingStorage,
-    stored: StudyStorage | None,
-    checked: CheckedStudy,
-    lease: Lease,
-    provenance: Provenance,
-    prepared: Prepared | None,
-    inputs: tuple[InputFile, ...],
-) -> StudyStorage:
-    """Store what is known before the first trial; create the study if it had not begun.
-
-    Raises:
-        BadInput: If this call's trials would not be comparable with the study's.
-    """
-    if stored is not None:
-        _check_alike(stored.read(), provenance, joins=lease.joins)
-        if lease.joins:
-            return stored
-        # Clear the end first: if this call were killed before it stores the new study file, the
-        # next one would find the old file's end, and take the study for ended.
-        stored.set_ended(None)
-        stored.set_id()
-        stored.refresh(checked.config, provenance)
-    storage = stored or StudyStorage.create(database, checked.config, provenance)
-    if prepared is not None:
-        storage.set_prepared(prepared)
-    storage.set_inputs(inputs)
-    storage.set_trace(checked.trace)
-    return storage
-
-
 def ended_study(
     checked: CheckedStudy, paths: StudyPaths, url: str | None, warn: Callable[[str], None]
 ) -> StudyData | None:
@@ -228,19 +171,4 @@ def _stays_ended(data: StudyData, config: StudyConfig) -> bool:
     return data.ended is not None and (
         (before.budget, before.confirm, before.search.learn_from)
         == (config.budget, config.confirm, config.search.learn_from)
-    )
-
-
-def provenance_of(checked: CheckedStudy, prepared: Prepared | None, study_file: str) -> Provenance:
-    # The versions of what decides proposals and figures in this process; the preparation adds those
-    # of the trials' packages.
-    versions = {"carbonopt": carbonopt.__version__, "python": platform.python_version()}
-    versions |= {package: version(package) for package in ("optuna", "codecarbon")}
-    return Provenance(
-        hardware=checked.engine.hardware,
-        versions=versions | (prepared.versions if prepared else {}),
-        intensity=checked.intensity,
-        energy_source=checked.engine.meter.energy_source,
-        models=checked.engine.meter.models,
-        study_file=study_file,
     )

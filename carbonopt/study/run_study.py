@@ -3,34 +3,28 @@
 import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, MachineLost, StudyInterrupted
-from carbonopt.core.trial import Phase
 from carbonopt.spec.study_data import StudyData
-from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage.locked_storage import STUDY_S, Patience
 from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 from carbonopt.storage.study_storage import StudyStorage, check_folder_is_free
-from carbonopt.storage.url import connect, has_storage, remember_storage, storage_url
-from carbonopt.storage.workers import Lease, leased, living
+from carbonopt.storage.url import connect, has_storage, storage_place
+from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.account import EarlySessions, SessionAccount
 from carbonopt.study.input_files import input_files, with_sha256, workload_fingerprint
 from carbonopt.study.resume import (
     LEAD,
     already_done,
     load_stored,
-    note_study,
-    provenance_of,
     recorded_inputs,
 )
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import check_schedule, now_in_utc
+from carbonopt.study.study_beginning import begin_study, prepare
 from carbonopt.study.trial_loop import LOOK_AGAIN_S, TrialLoop
-
-_END_TOGETHER_S = 10.0  # longest wait after the last trial for the other workers' last reading
 
 
 def run_study(session: Session) -> StudyData:
@@ -51,14 +45,12 @@ def run_study(session: Session) -> StudyData:
     paths, joins, name = session.paths, session.joins, session.checked.config.name
     if joins and session.local_worker is None and not has_storage(paths, session.url):
         raise BadInput(f"--worker joins a study, but {paths.root} has none yet: {LEAD}.")
-    database = connect(
-        storage_url(paths, session.url),
-        must_exist=joins,
-        patience=Patience(
-            STUDY_S, session.display.warn, session.interrupted, partial(_say_stalled, session)
-        ),
+    patience = Patience(
+        STUDY_S, session.display.warn, session.interrupted, partial(_say_stalled, session)
     )
-    check_folder_is_free(database, paths, name)
+    url, noted_study = storage_place(paths, session.url)
+    database = connect(url, must_exist=joins, patience=patience)
+    check_folder_is_free(database, paths, name, noted_study)
     with (
         leased(database, name, joins=joins) as lease,
         contextlib.closing(session.checked.engine),
@@ -103,48 +95,24 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
         checked = session.checked
         fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
         account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=not joins)
-    with account.stored_if_it_ends(stored or early):
+    with account.stored_after(stored or early):
         # The meter has begun, so that hashing counts as preparation.
         inputs = with_sha256(inputs, session.interrupted)
-        session, prepared = _prepare(session)
-    account.store(stored or early)
+        session, prepared = prepare(session)
     lease.renew()
-    provenance = provenance_of(session.checked, prepared, session.study_file)
-    session.before_measuring()
-    remember_storage(paths, session.url, session.checked.config.name)
-    stored = note_study(database, stored, session.checked, lease, provenance, prepared, inputs)
+    stored = begin_study(database, stored, session, prepared, inputs)
     if not joins:
         early.move_to(stored)
     try:
-        TrialLoop(session, lease, account, stored, prepared).run(inputs)
+        return TrialLoop(session, lease, account, stored, prepared, inputs).run()
     except MachineLost:
         account.store_unread(stored)
         raise
-    return _read_after_others(database, stored, lease, session.interrupted)
 
 
 def _say_stalled(session: Session, text: str) -> None:
     if session.notifications is not None:
         session.notifications.send("stalled", f"The study may stand still: {text}")
-
-
-def _prepare(session: Session) -> tuple[Session, Prepared | None]:
-    """Wait until trials can be started.
-
-    Returns:
-        The session, whose search space may have been chosen only now, and what has been prepared.
-    """
-    checked = session.checked
-    with ThreadPoolExecutor(1) as aside:
-        done = aside.submit(session.meanwhile)
-        prepared = checked.engine.prepare(session.interrupted)
-        if prepared is not None:
-            if not checked.is_settled:
-                checked = checked.settled(prepared)
-            checked.space.check_fits(prepared.train_examples)
-        checked.engine.meter.enter(Phase.GAP)
-    done.result()
-    return replace(session, checked=checked), prepared
 
 
 def _await_study(database: ReconnectingStorage, session: Session) -> None:
@@ -158,28 +126,6 @@ def _await_study(database: ReconnectingStorage, session: Session) -> None:
         if session.interrupted():
             raise StudyInterrupted(BEFORE_A_TRIAL)
         time.sleep(LOOK_AGAIN_S)
-
-
-def _read_after_others(
-    database: ReconnectingStorage,
-    stored: StudyStorage,
-    lease: Lease,
-    interrupted: Callable[[], bool],
-) -> StudyData:
-    """Read the finished study; a leading worker first waits for the other workers to end.
-
-    The others store the energy that they used while they ended, which belongs in the report. The
-    wait is short, because one of them may still run a trial of a study that was interrupted.
-    """
-    deadline = time.monotonic() + (0.0 if lease.joins else _END_TOGETHER_S)
-    study = stored.study.study_name
-    while (
-        time.monotonic() < deadline
-        and {worker.id for worker in living(database, study)} - {lease.worker.id}
-        and not interrupted()
-    ):
-        time.sleep(LOOK_AGAIN_S)
-    return stored.read()
 
 
 def _renew_and_ask(lease: Lease, interrupted: Callable[[], bool]) -> bool:
