@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import sqlite3
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from carbonopt.core.errors import BadInput, CarbonoptError
+from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.evaluations import StoredEvaluations
 from carbonopt.core.files import is_folder, parsed_json
 from carbonopt.core.format import count_text
@@ -65,6 +66,7 @@ _EVALUATIONS = re.compile(
 # Violation of a trial whose quality is unknown: 10 on the quality's scale, which is logarithmic for
 # a perplexity, so that e^10 times the target violates it as much.
 WORST_VIOLATION = 10.0
+_LOOK_AGAIN_S = 0.2  # interval for checking whether another command has begun a study
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,20 @@ class StudyStorage:
                 return None
             study = cls(storage, name)
             return None if study._is_half_made else study
+
+    @classmethod
+    def await_begun(
+        cls, storage: ReconnectingStorage, name: str, interrupted: Callable[[], bool]
+    ) -> None:
+        """Wait until the storage holds a study.
+
+        Raises:
+            StudyInterrupted: Soon after `interrupted` returned True.
+        """
+        while cls.load(storage, name) is None:
+            if interrupted():
+                raise StudyInterrupted(BEFORE_A_TRIAL)
+            time.sleep(_LOOK_AGAIN_S)
 
     @property
     def _is_half_made(self) -> bool:
@@ -208,7 +224,8 @@ class StudyStorage:
     def check_same(self, config: StudyConfig, where: str, *, joins: bool) -> None:
         """Raise BadInput if the storage holds another study, naming the first key that differs.
 
-        With `joins`, `launch` may differ, for a worker that brings devices of its own.
+        With `joins`, `launch` may differ, for a worker that brings devices of its own, but not the
+        number of a trial's ranks.
         """
         with _readable(f"study {config.name!r}"):
             is_ours = "config" in self.study.user_attrs
@@ -216,7 +233,8 @@ class StudyStorage:
             raise BadInput(
                 f"{where} holds a study {config.name!r} that carbonopt did not make; rename yours."
             )
-        stored, given = self.read().config.identity(), config.identity()
+        before = self.read().config
+        stored, given = before.identity(), config.identity()
         if joins:
             stored, given = ({**identity, "launch": None} for identity in (stored, given))
         if difference := _first_difference(stored, given):
@@ -225,6 +243,13 @@ class StudyStorage:
                 f"{where} holds another study: {difference}. {advice}; only {config.may_change} may"
                 " change."
             )
+        theirs, own = before.launch.world_size, config.launch.world_size
+        if joins and theirs != own:
+            rule = (
+                "the workers of a study must give a trial as many ranks, because trials are"
+                " compared"
+            )
+            raise BadInput(f"--worker: {rule}, but this one has {own}, not {theirs}.")
 
     def check_alike(self, own: Provenance, *, joins: bool) -> None:
         """Raise BadInput if this call's trials would not be comparable with the study's.

@@ -104,9 +104,9 @@ class SessionAccount:
 
     @contextlib.contextmanager
     def stored_if_it_ends(self, storage: SessionStore) -> Iterator[None]:
-        """Store what the call has used if an error or an interruption ends it within the context.
+        """Store what the session has used if an error or an interruption ends it in the context.
 
-        It is the study's, too.
+        The study needs that energy even if it has not begun.
         """
         try:
             yield
@@ -119,7 +119,7 @@ class SessionAccount:
 
     @contextlib.contextmanager
     def stored_after(self, storage: SessionStore) -> Iterator[None]:
-        """Store what the call has used when the context ends, with an error or without."""
+        """Store what the session has used when the context ends, with an error or without."""
         with self.stored_if_it_ends(storage):
             yield
         self.store(storage)

@@ -1,12 +1,11 @@
 """Run a whole study: prepare it, or find what an earlier call has stored, and run its trials."""
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, MachineLost, StudyInterrupted
+from carbonopt.core.errors import BadInput, MachineLost
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.locked_storage import STUDY_S, Patience
 from carbonopt.storage.reconnecting_storage import ReconnectingStorage
@@ -14,17 +13,20 @@ from carbonopt.storage.study_storage import StudyStorage, check_folder_is_free
 from carbonopt.storage.url import connect, has_storage, storage_place
 from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.account import EarlySessions, SessionAccount
-from carbonopt.study.input_files import input_files, with_sha256, workload_fingerprint
-from carbonopt.study.resume import (
-    LEAD,
-    already_done,
-    load_stored,
+from carbonopt.study.already_done import already_done
+from carbonopt.study.input_files import (
+    input_files,
     recorded_inputs,
+    with_sha256,
+    workload_fingerprint,
 )
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import check_schedule, now_in_utc
 from carbonopt.study.study_beginning import begin_study, prepare
-from carbonopt.study.trial_loop import LOOK_AGAIN_S, TrialLoop
+from carbonopt.study.study_checks import as_resumed
+from carbonopt.study.trial_loop import TrialLoop
+
+_LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 
 
 def run_study(session: Session) -> StudyData:
@@ -44,7 +46,7 @@ def run_study(session: Session) -> StudyData:
     """
     paths, joins, name = session.paths, session.joins, session.checked.config.name
     if joins and session.local_worker is None and not has_storage(paths, session.url):
-        raise BadInput(f"--worker joins a study, but {paths.root} has none yet: {LEAD}.")
+        raise BadInput(f"--worker joins a study, but {paths.root} has none yet: {_LEAD}.")
     patience = Patience(
         STUDY_S, session.display.warn, session.interrupted, partial(_say_stalled, session)
     )
@@ -63,36 +65,40 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     """Run a study as the worker that holds the lease; see `run_study`."""
     paths, joins = session.paths, session.joins
     checked = session.checked
+    name = checked.config.name
     early = EarlySessions(paths.early_sessions)
     if not joins:  # the leading call may be moving them meanwhile
         early.check()
     inputs = input_files(checked.config)
-    waits_for_leader = session.local_worker is not None or (
-        joins and checked.config.launch.kind == "slurm"
-    )
-    if waits_for_leader:
+    if session.waits_for_leader:
         # The energy of its devices is the study's from here on, also while it waits.
         fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
         account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=False)
         with account.stored_if_it_ends(early):
-            _await_study(database, session)
-    stored, session = load_stored(database, session)
-    if stored is not None:
+            if session.local_worker is not None:
+                session.local_worker.await_study(session.interrupted)
+            StudyStorage.await_begun(database, name, session.interrupted)
+    stored = StudyStorage.load(database, name)
+    if stored is None:
+        if joins:
+            none = f"{session.where} has none called {name!r} yet"
+            raise BadInput(f"--worker joins a study, but {none}: {_LEAD}.")
+        check_schedule(checked, now_in_utc())
+    else:
+        checked = as_resumed(checked, stored, paths.prepared, session.where, joins=joins)
+        session = replace(session, checked=checked)
         if not joins:
             early.move_to(stored)
-        if waits_for_leader:
+        if session.waits_for_leader:
             # What it used while it waited counts, even if no trial is left for it.
             account.store(stored)
         warn, as_step = session.display.warn, session.as_step
-        done = already_done(stored, session.checked, paths, warn, as_step, joins=joins)
+        done = already_done(stored, checked, paths, warn, as_step, joins=joins)
         if done is not None:
             return done
-    if stored is None:
-        check_schedule(session.checked, now_in_utc())
-    inputs = recorded_inputs(inputs, stored, session)
+        inputs = recorded_inputs(stored.read(), inputs, session.where, session.interrupted)
     session.on_begin()
-    if not waits_for_leader:
-        checked = session.checked
+    if not session.waits_for_leader:
         fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
         account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=not joins)
     with account.stored_after(stored or early):
@@ -113,19 +119,6 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
 def _say_stalled(session: Session, text: str) -> None:
     if session.notifications is not None:
         session.notifications.send("stalled", f"The study may stand still: {text}")
-
-
-def _await_study(database: ReconnectingStorage, session: Session) -> None:
-    """Wait until there is a study to join.
-
-    A local worker is notified by its command. A Slurm job may begin before the job that leads.
-    """
-    if session.local_worker is not None:
-        session.local_worker.await_study(session.interrupted)
-    while StudyStorage.load(database, session.checked.config.name) is None:
-        if session.interrupted():
-            raise StudyInterrupted(BEFORE_A_TRIAL)
-        time.sleep(LOOK_AGAIN_S)
 
 
 def _renew_and_ask(lease: Lease, interrupted: Callable[[], bool]) -> bool:

@@ -32,9 +32,8 @@ from carbonopt.storage.study_storage import (
 from carbonopt.storage.workers import Lease
 from carbonopt.study.account import SessionAccount
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
-from carbonopt.study.input_files import check_unchanged, input_files
+from carbonopt.study.input_files import check_unchanged, input_files, may_write
 from carbonopt.study.repeats import next_repeat, prefers_new, with_confirmation
-from carbonopt.study.resume import may_write
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import StartSchedule, now_in_utc
