@@ -110,7 +110,7 @@ def call_ended_study(
     """
     from carbonopt.storage.folder import own_folder
     from carbonopt.storage.study_storage import written
-    from carbonopt.study.resume import ended_study
+    from carbonopt.study.already_done import ended_study
     from carbonopt.study.trackers import open_trackers
 
     if not paths.root.is_dir():

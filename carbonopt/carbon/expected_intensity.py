@@ -84,7 +84,7 @@ def expected_intensity(trace: CarbonTrace, now: datetime, until: datetime) -> Ex
         middle = first - _YEAR_HOURS
         year_ago = range(middle - _HOURS // 2, middle + _HOURS // 2 + count)
         if year_ago.start < begin or year_ago.stop > end:
-            raise BadInput(_too_short(trace, begin, end, first, year_ago))
+            raise _too_short(trace, begin, end, first, year_ago)
         rule = "the mean of the hour over the same four weeks a year earlier"
         hours = _a_year_earlier(rates, begin, middle, count)
     _check_holes(hours, trace)
@@ -210,12 +210,12 @@ def _check_holes(hours: Sequence[float | None], trace: CarbonTrace) -> None:
             )
 
 
-def _too_short(trace: CarbonTrace, begin: int, end: int, now: int, year_ago: range) -> str:
+def _too_short(trace: CarbonTrace, begin: int, end: int, now: int, year_ago: range) -> BadInput:
     needed = (
         f"must have the 28 days until {_iso(now)} (or until {FRESH_HOURS // 24} days before), or"
         f" those from {_iso(year_ago.start)} to {_iso(year_ago.stop)}"
     )
-    return (
+    return BadInput(
         f"schedule: {trace.source} {needed}, but goes from {_iso(begin)} to {_iso(end)}; give a"
         " longer or newer file."
     )

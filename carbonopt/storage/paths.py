@@ -45,7 +45,7 @@ class StudyPaths:
         self.storage = root / "study.db"
         # Notes where the storage is when it is not that file; never holds a password.
         self.storage_pointer = root / "storage.json"
-        self.early_sessions = root / "early-sessions"  # see `storage.early_sessions`
+        self.early_sessions = root / "early-sessions"  # see `study.account`
         self.lock = own / ".lock"
         self.prepared = root / "prepared"
         self.prepare_spec = own / "prepare.json"

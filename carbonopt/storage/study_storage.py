@@ -7,6 +7,7 @@ import functools
 import json
 import re
 import sqlite3
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,9 +24,10 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from carbonopt.core.errors import BadInput, CarbonoptError
+from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.evaluations import StoredEvaluations
 from carbonopt.core.files import is_folder, parsed_json
+from carbonopt.core.format import count_text
 from carbonopt.core.quality import Target
 from carbonopt.core.refusals import first_error
 from carbonopt.core.trial import QualityResult, StopReason, TrialRecord, TrialState
@@ -64,6 +66,7 @@ _EVALUATIONS = re.compile(
 # Violation of a trial whose quality is unknown: 10 on the quality's scale, which is logarithmic for
 # a perplexity, so that e^10 times the target violates it as much.
 WORST_VIOLATION = 10.0
+_LOOK_AGAIN_S = 0.2  # interval for checking whether another command has begun a study
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,20 @@ class StudyStorage:
                 return None
             study = cls(storage, name)
             return None if study._is_half_made else study
+
+    @classmethod
+    def await_begun(
+        cls, storage: ReconnectingStorage, name: str, interrupted: Callable[[], bool]
+    ) -> None:
+        """Wait until the storage holds a study.
+
+        Raises:
+            StudyInterrupted: Soon after `interrupted` returned True.
+        """
+        while cls.load(storage, name) is None:
+            if interrupted():
+                raise StudyInterrupted(BEFORE_A_TRIAL)
+            time.sleep(_LOOK_AGAIN_S)
 
     @property
     def _is_half_made(self) -> bool:
@@ -207,7 +224,8 @@ class StudyStorage:
     def check_same(self, config: StudyConfig, where: str, *, joins: bool) -> None:
         """Raise BadInput if the storage holds another study, naming the first key that differs.
 
-        With `joins`, `launch` may differ, for a worker that brings devices of its own.
+        With `joins`, `launch` may differ, for a worker that brings devices of its own, but not the
+        number of a trial's ranks.
         """
         with _readable(f"study {config.name!r}"):
             is_ours = "config" in self.study.user_attrs
@@ -215,7 +233,8 @@ class StudyStorage:
             raise BadInput(
                 f"{where} holds a study {config.name!r} that carbonopt did not make; rename yours."
             )
-        stored, given = self.read().config.identity(), config.identity()
+        before = self.read().config
+        stored, given = before.identity(), config.identity()
         if joins:
             stored, given = ({**identity, "launch": None} for identity in (stored, given))
         if difference := _first_difference(stored, given):
@@ -223,6 +242,38 @@ class StudyStorage:
             raise BadInput(
                 f"{where} holds another study: {difference}. {advice}; only {config.may_change} may"
                 " change."
+            )
+        theirs, own = before.launch.world_size, config.launch.world_size
+        if joins and theirs != own:
+            rule = (
+                "the workers of a study must give a trial as many ranks, because trials are"
+                " compared"
+            )
+            raise BadInput(f"--worker: {rule}, but this one has {own}, not {theirs}.")
+
+    def check_alike(self, own: Provenance, *, joins: bool) -> None:
+        """Raise BadInput if this call's trials would not be comparable with the study's.
+
+        Args:
+            own: this call's provenance.
+            joins: whether this call joins others, which may be about to measure their first trial.
+        """
+        stored = self.read()
+        before, has_measured = stored.provenance.hardware, bool(stored.records or stored.probes)
+        if before is None or own.hardware is None or not (joins or has_measured):
+            return
+        theirs, ours = (
+            f"{', '.join(hardware.gpus) or hardware.cpu} on {count_text(hardware.nodes, 'machine')}"
+            for hardware in (before, own.hardware)
+        )
+        if theirs != ours:
+            rule = (
+                "all calls of a study must have the same devices, because their trials' energy is"
+                " compared"
+            )
+            raise BadInput(
+                f"{rule}, but this one has {ours} and the study {theirs}; run it there, or give a"
+                " study here a folder of its own."
             )
 
     def set_prepared(self, prepared: Prepared) -> None:
@@ -460,15 +511,22 @@ class StudyStorage:
         return self.snapshot(living) if left else seen
 
 
-def check_folder_is_free(storage: ReconnectingStorage, paths: StudyPaths, name: str) -> None:
+def check_folder_is_free(
+    storage: ReconnectingStorage, paths: StudyPaths, name: str, noted_study: str | None
+) -> None:
     """Raise BadInput if a folder holds another study.
 
     Studies with different names can have the same default folder.
+
+    Args:
+        storage: the folder's storage.
+        paths: the folder.
+        name: the study's name.
+        noted_study: the study that the folder has noted, as `storage_place` returns it.
     """
-    pointer = stored_pointer(paths)
     with _readable(str(paths.root)):
         held = optuna.get_all_study_names(storage)
-    there = [pointer["study"]] if pointer is not None else held if paths.storage.exists() else []
+    there = [noted_study] if noted_study is not None else held if paths.storage.exists() else []
     if there and name not in there:
         raise BadInput(
             f"{paths.root} holds the study {there[0]!r}; give {name!r} a folder of its own."

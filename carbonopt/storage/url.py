@@ -55,11 +55,18 @@ def has_storage(paths: StudyPaths, given: str | None) -> bool:
 
 
 def storage_url(paths: StudyPaths, given: str | None) -> str:
-    """Return the storage URL of a study folder.
+    """Return the storage URL of a study folder (see `storage_place`)."""
+    url, _ = storage_place(paths, given)
+    return url
 
-    It is the given URL, else the one that the study was begun with, else that of a file in the
-    folder. Raises BadInput for a URL that is invalid or differs from the folder's, and for a folder
-    that no URL can name.
+
+def storage_place(paths: StudyPaths, given: str | None) -> tuple[str, str | None]:
+    """Return the storage URL of a study folder, and the study that the folder has noted beside it.
+
+    The URL is the given one, else the one that the study was begun with, else that of a file in the
+    folder. The study's name is None where the folder has no note of a storage outside it. Raises
+    BadInput for a URL that is invalid or differs from the folder's, and for a folder that no URL
+    can name.
     """
     pointer = stored_pointer(paths)
     if given is not None:
@@ -71,9 +78,9 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
                 f"storage: the study in {paths.root} is stored in {begun_with}; leave the storage"
                 " out."
             )
-        return given
+        return given, pointer["study"] if pointer else None
     if pointer is not None:
-        return pointer["url"]
+        return pointer["url"], pointer["study"]
     file = os.path.realpath(paths.storage)
     if any(sign in "?#%" or "\ud800" <= sign <= "\udfff" for sign in file):
         rule = (
@@ -81,7 +88,7 @@ def storage_url(paths: StudyPaths, given: str | None) -> str:
             " storage URL can't"
         )
         raise BadInput(f"{str(paths.root)!a}: {rule}.")
-    return f"sqlite:///{file}"
+    return f"sqlite:///{file}", None
 
 
 def stored_pointer(paths: StudyPaths) -> dict[str, str] | None:
@@ -106,7 +113,8 @@ def stored_pointer(paths: StudyPaths) -> dict[str, str] | None:
 def remember_storage(paths: StudyPaths, given: str | None, study_name: str) -> None:
     """Note a storage outside the folder, without its password."""
     if given is not None:
-        write_json(paths.storage_pointer, {"url": _noted(given), "study": study_name})
+        noted = _noted(given)
+        write_json(paths.storage_pointer, {"url": noted, "study": study_name})
 
 
 def connect(

@@ -293,6 +293,10 @@ class Lease:
         self.living = frozenset(row.id for row in self._live_others()) | {self.worker.id}
         return self.living
 
+    def has_others(self) -> bool:
+        """Return whether the study has other live workers; the storage is not changed."""
+        return any(other.id != self.worker.id for other in living(self._storage, self._study))
+
     def in_turn(self, waiting: Callable[[], None], act: Callable[[], Done]) -> Done:
         """Do something while this worker has the lock that only one worker of the study can have.
 

@@ -1,20 +1,29 @@
-"""The energy and time of one worker's session, as the study's ledger and budget count them.
+"""The energy and time of one worker's session, and where they are stored.
 
 A session is one worker's part of a call of `carbonopt run`; a call with several slots has several.
+It is stored in its study, or among the early sessions if there is no study yet.
 """
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
-from carbonopt.analysis.remaining import remaining_time
+from pydantic import ValidationError
+
+from carbonopt.core.errors import BadInput, MachineLost
+from carbonopt.core.files import read_text, write_bytes
+from carbonopt.core.refusals import first_error
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import now_utc
-from carbonopt.engines.engine import Engine
-from carbonopt.spec.study_data import SessionLedger, StudyData, Wait
-from carbonopt.storage.study_storage import Snapshot
-from carbonopt.study.study_checks import CheckedStudy
+from carbonopt.engines.engine import Engine, own_meter
+from carbonopt.spec.study_data import SessionLedger, Wait
+from carbonopt.storage.study_storage import StudyStorage
+from carbonopt.study.session import Session
+
+_MAX_MIB = 8  # of an early session's ledger
 
 
 class SessionStore(Protocol):
@@ -37,6 +46,22 @@ class SessionAccount:
         )
         self._ended_waits: tuple[Wait, ...] = ()
         self._wait: _OpenWait | None = None  # the wait that goes on
+
+    @classmethod
+    def begin(
+        cls, session: Session, fingerprint: str, worker: str, *, prepares: bool
+    ) -> "SessionAccount":
+        """Start a session's engine and its meter, and open the account (see `Engine.begin`)."""
+        engine, as_step = session.checked.engine, session.as_step
+        engine.begin(
+            session.paths,
+            fingerprint,
+            session.display,
+            session.interrupted,
+            own_meter if as_step is None else as_step.meter_provider,
+            prepares=prepares,
+        )
+        return cls(engine, worker)
 
     @property
     def started_at(self) -> str:
@@ -76,6 +101,28 @@ class SessionAccount:
             update={"duration_s": duration_s, "unread_s": unread_s}
         )
         storage.set_session(self._ledger)
+
+    @contextlib.contextmanager
+    def stored_if_it_ends(self, storage: SessionStore) -> Iterator[None]:
+        """Store what the session has used if an error or an interruption ends it in the context.
+
+        The study needs that energy even if it has not begun.
+        """
+        try:
+            yield
+        except MachineLost:  # its meter can't be read any more
+            self.store_unread(storage)
+            raise
+        except BaseException:
+            self.store(storage)
+            raise
+
+    @contextlib.contextmanager
+    def stored_after(self, storage: SessionStore) -> Iterator[None]:
+        """Store what the session has used when the context ends, with an error or without."""
+        with self.stored_if_it_ends(storage):
+            yield
+        self.store(storage)
 
     @property
     def waits(self) -> bool:
@@ -136,76 +183,54 @@ class _OpenWait:
         )
 
 
-def all_trials_run(trials: int | None, seen: Snapshot) -> str | None:
-    """Return, in words, that all trials of a budget have been run; None: some are left.
+class EarlySessions:
+    """The ledgers of calls that ended while they prepared a study, before it was stored.
+
+    What they have prepared is used by the call that begins the study, so that their energy is its
+    cost. They are in a folder of the study's, which is gone once they are stored with it. Each
+    worker has a file of its own, since all of a study's workers may end at once.
 
     Args:
-        trials: `budget.trials`; None: it limits no trials.
-        seen: The study.
-    """
-    if trials is None or seen.finished_count() < trials:
-        return None
-    if trials == 1:
-        return "the one trial of the budget has been run"
-    return f"all {trials} trials of the budget have been run"
-
-
-def limit_reached(checked: CheckedStudy, used_hours: float, energy_kwh: float) -> str | None:
-    """Return which limit of its budget a study has reached, in words, the number of trials aside.
-
-    Args:
-        checked: The study.
-        used_hours: The hours in which it has worked.
-        energy_kwh: The energy that it has used, without PUE.
-    """
-    budget = checked.config.budget
-    for unit, limit, used in (
-        ("hours", budget.hours, used_hours),
-        ("kWh", budget.energy_kwh, energy_kwh),
-        ("kg CO2e", budget.emissions_kg_co2e, checked.emissions_kg_co2e(energy_kwh)),
-    ):
-        if limit is not None and used >= limit:
-            return f"the budget of {limit:g} {unit} is used up"
-    return None
-
-
-class StudyBudget:
-    """The limits of a study's budget, the number of trials aside.
-
-    Args:
-        checked: The study.
-        account: The account of this worker's session.
-        hours_before: Hours in which at least one worker has worked before this session; they count,
-            too.
+        folder: The folder.
     """
 
-    def __init__(self, checked: CheckedStudy, account: SessionAccount, hours_before: float) -> None:
-        self._checked = checked
-        self._account = account
-        self._hours_before = hours_before
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    @property
-    def limits_energy(self) -> bool:
-        budget = self._checked.config.budget
-        return budget.energy_kwh is not None or budget.emissions_kg_co2e is not None
+    def check(self) -> None:
+        """Check the ledgers before a call uses energy.
 
-    @property
-    def used_hours(self) -> float:
-        """The hours in which the study has worked; waiting for its schedule's hours is no work."""
-        return self._hours_before + (self._account.duration_s - self._account.waited_s) / 3600
+        Raises:
+            BadInput: If one is damaged, or the folder is a link, whose files are not this study's.
+        """
+        if self._folder.is_symlink():
+            raise BadInput(f"{self._folder} must be a folder, but is a link; remove it.")
+        for path in self._folder.glob("*.json"):
+            _read(path)
 
-    def remaining(self, data: StudyData, workers: int) -> timedelta | None:
-        """Estimate how long the rest of the study takes (see `remaining_time`)."""
-        energy_kwh = data.spent_kwh()
-        return remaining_time(
-            self._checked.config,
-            data,
-            self.used_hours,
-            energy_kwh,
-            self._checked.emissions_kg_co2e(energy_kwh),
-            workers,
-        )
+    def set_session(self, ledger: SessionLedger) -> None:
+        """Store a session's ledger under its worker, as `StudyStorage.set_session` does."""
+        early = ledger.model_copy(update={"before_study": True})
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"{ledger.worker}.json"
+        write_bytes(path, early.model_dump_json(indent=2).encode() + b"\n")
 
-    def limit_reached(self, energy_kwh: float) -> str | None:
-        """Return which limit a study that has used this energy has reached, in words."""
-        return limit_reached(self._checked, self.used_hours, energy_kwh)
+    def move_to(self, storage: StudyStorage) -> None:
+        """Store the ledgers in their study. Only the call that leads it does so."""
+        if not self._folder.is_dir():
+            return
+        known = {session.worker for session in storage.read().sessions}
+        for path in sorted(self._folder.glob("*.json")):
+            ledger = _read(path)
+            if ledger.worker not in known:  # else a call was killed after it had stored it
+                storage.set_session(ledger)
+            path.unlink()
+        with contextlib.suppress(OSError):  # another worker has just ended early, too
+            self._folder.rmdir()
+
+
+def _read(path: Path) -> SessionLedger:
+    try:
+        return SessionLedger.model_validate_json(read_text(path, "a call of the study", _MAX_MIB))
+    except ValidationError as error:
+        raise BadInput(f"{path} is damaged: {first_error(error)}; restore or remove it.") from error

@@ -16,7 +16,7 @@ from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.files import opened_unnoted
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.spec.study_data import InputFile
+from carbonopt.spec.study_data import InputFile, StudyData
 from carbonopt.storage.paths import is_study
 from carbonopt.train.tasks.task import task_for
 
@@ -162,6 +162,28 @@ def with_sha256(
         BadInput: If a file can't be read.
     """
     return tuple(file if file.sha256 else _with_sha256(file, interrupted) for file in files)
+
+
+def recorded_inputs(
+    stored: StudyData,
+    files: tuple[InputFile, ...],
+    where: str,
+    interrupted: Callable[[], bool],
+) -> tuple[InputFile, ...]:
+    """Return the input files as a study recorded them; as they are, if it has no trials yet.
+
+    Raises:
+        BadInput: If they have changed since.
+        StudyInterrupted: As `with_sha256`.
+    """
+    if not stored.records or stored.inputs is None:
+        return files
+    return check_unchanged(stored.inputs, files, where, interrupted, may_write(stored))
+
+
+def may_write(data: StudyData) -> tuple[TrialRecord, ...]:
+    """Return the trials that can have written into the study's inputs: those of a user's script."""
+    return data.records if data.config.is_script else ()
 
 
 def check_unchanged(

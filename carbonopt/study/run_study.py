@@ -1,38 +1,32 @@
 """Run a whole study: prepare it, or find what an earlier call has stored, and run its trials."""
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, MachineLost, StudyInterrupted
-from carbonopt.core.trial import Phase
-from carbonopt.engines.engine import own_meter
-from carbonopt.spec.study_data import InputFile, StudyData
-from carbonopt.spec.trial_spec import Prepared
-from carbonopt.storage.early_sessions import EarlySessions
+from carbonopt.core.errors import BadInput, MachineLost
+from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.locked_storage import STUDY_S, Patience
 from carbonopt.storage.reconnecting_storage import ReconnectingStorage
 from carbonopt.storage.study_storage import StudyStorage, check_folder_is_free
-from carbonopt.storage.url import connect, has_storage, remember_storage, storage_url
-from carbonopt.storage.workers import Lease, leased, living
-from carbonopt.study.account import SessionAccount, SessionStore
-from carbonopt.study.input_files import input_files, with_sha256, workload_fingerprint
-from carbonopt.study.resume import (
-    LEAD,
-    already_done,
-    load_stored,
-    note_study,
-    provenance_of,
+from carbonopt.storage.url import connect, has_storage, storage_place
+from carbonopt.storage.workers import Lease, leased
+from carbonopt.study.account import EarlySessions, SessionAccount
+from carbonopt.study.already_done import already_done
+from carbonopt.study.input_files import (
+    input_files,
     recorded_inputs,
+    with_sha256,
+    workload_fingerprint,
 )
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import check_schedule, now_in_utc
-from carbonopt.study.trial_loop import LOOK_AGAIN_S, TrialLoop
+from carbonopt.study.study_beginning import begin_study, prepare
+from carbonopt.study.study_checks import as_resumed
+from carbonopt.study.trial_loop import TrialLoop
 
-_END_TOGETHER_S = 10.0  # longest wait after the last trial for the other workers' last reading
+_LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 
 
 def run_study(session: Session) -> StudyData:
@@ -52,15 +46,13 @@ def run_study(session: Session) -> StudyData:
     """
     paths, joins, name = session.paths, session.joins, session.checked.config.name
     if joins and session.local_worker is None and not has_storage(paths, session.url):
-        raise BadInput(f"--worker joins a study, but {paths.root} has none yet: {LEAD}.")
-    database = connect(
-        storage_url(paths, session.url),
-        must_exist=joins,
-        patience=Patience(
-            STUDY_S, session.display.warn, session.interrupted, partial(_say_stalled, session)
-        ),
+        raise BadInput(f"--worker joins a study, but {paths.root} has none yet: {_LEAD}.")
+    patience = Patience(
+        STUDY_S, session.display.warn, session.interrupted, partial(_say_stalled, session)
     )
-    check_folder_is_free(database, paths, name)
+    url, noted_study = storage_place(paths, session.url)
+    database = connect(url, must_exist=joins, patience=patience)
+    check_folder_is_free(database, paths, name, noted_study)
     with (
         leased(database, name, joins=joins) as lease,
         contextlib.closing(session.checked.engine),
@@ -71,142 +63,62 @@ def run_study(session: Session) -> StudyData:
 
 def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -> StudyData:
     """Run a study as the worker that holds the lease; see `run_study`."""
-    paths, joins, name = session.paths, session.joins, session.checked.config.name
+    paths, joins = session.paths, session.joins
+    checked = session.checked
+    name = checked.config.name
     early = EarlySessions(paths.early_sessions)
     if not joins:  # the leading call may be moving them meanwhile
         early.check()
-    inputs = input_files(session.checked.config)
-    waits_for_leader = session.local_worker is not None or (
-        joins and session.checked.config.launch.kind == "slurm"
-    )
-    if waits_for_leader:
+    inputs = input_files(checked.config)
+    if session.waits_for_leader:
         # The energy of its devices is the study's from here on, also while it waits.
-        account = _begin_engine(session, inputs, lease, prepares=False)
-        with _stored_if_it_ends(account, early):
-            _await_study(database, session)
-    stored, session = load_stored(database, session)
-    if stored is not None:
+        fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
+        account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=False)
+        with account.stored_if_it_ends(early):
+            if session.local_worker is not None:
+                session.local_worker.await_study(session.interrupted)
+            StudyStorage.await_begun(database, name, session.interrupted)
+    stored = StudyStorage.load(database, name)
+    if stored is None:
+        if joins:
+            none = f"{session.where} has none called {name!r} yet"
+            raise BadInput(f"--worker joins a study, but {none}: {_LEAD}.")
+        check_schedule(checked, now_in_utc())
+    else:
+        checked = as_resumed(checked, stored, paths.prepared, session.where, joins=joins)
+        session = replace(session, checked=checked)
         if not joins:
             early.move_to(stored)
-        if waits_for_leader:
+        if session.waits_for_leader:
             # What it used while it waited counts, even if no trial is left for it.
             account.store(stored)
         warn, as_step = session.display.warn, session.as_step
-        done = already_done(stored, session.checked, paths, warn, as_step, joins=joins)
+        done = already_done(stored, checked, paths, warn, as_step, joins=joins)
         if done is not None:
             return done
-    if stored is None:
-        check_schedule(session.checked, now_in_utc())
-    inputs = recorded_inputs(inputs, stored, session)
+        inputs = recorded_inputs(stored.read(), inputs, session.where, session.interrupted)
     session.on_begin()
-    if not waits_for_leader:
-        account = _begin_engine(session, inputs, lease, prepares=not joins)
-    with _stored_if_it_ends(account, stored or early):
+    if not session.waits_for_leader:
+        fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
+        account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=not joins)
+    with account.stored_after(stored or early):
         # The meter has begun, so that hashing counts as preparation.
         inputs = with_sha256(inputs, session.interrupted)
-        session, prepared = _prepare(session)
-    account.store(stored or early)
+        session, prepared = prepare(session)
     lease.renew()
-    provenance = provenance_of(session.checked, prepared, session.study_file)
-    session.before_measuring()
-    remember_storage(paths, session.url, name)
-    stored = note_study(database, stored, session.checked, lease, provenance, prepared, inputs)
+    stored = begin_study(database, stored, session, prepared, inputs)
     if not joins:
         early.move_to(stored)
     try:
-        TrialLoop(session, lease, account, stored, prepared).run(inputs)
+        return TrialLoop(session, lease, account, stored, prepared, inputs).run()
     except MachineLost:
         account.store_unread(stored)
-        raise
-    return _read_after_others(database, stored, lease, session.interrupted)
-
-
-@contextlib.contextmanager
-def _stored_if_it_ends(account: SessionAccount, stored: SessionStore) -> Iterator[None]:
-    """Store what a call has used if an error or an interruption ends it: it is the study's, too."""
-    try:
-        yield
-    except MachineLost:  # its meter can't be read any more
-        account.store_unread(stored)
-        raise
-    except BaseException:
-        account.store(stored)
         raise
 
 
 def _say_stalled(session: Session, text: str) -> None:
     if session.notifications is not None:
         session.notifications.send("stalled", f"The study may stand still: {text}")
-
-
-def _begin_engine(
-    session: Session, inputs: tuple[InputFile, ...], lease: Lease, *, prepares: bool
-) -> SessionAccount:
-    """Start the engine and its meter (for `prepares` see `Engine.begin`), and open the account."""
-    checked, as_step = session.checked, session.as_step
-    checked.engine.begin(
-        session.paths,
-        workload_fingerprint(checked.config, inputs, auto=checked.auto is not None),
-        session.display,
-        session.interrupted,
-        own_meter if as_step is None else as_step.meter_provider,
-        prepares=prepares,
-    )
-    return SessionAccount(checked.engine, lease.worker.id)
-
-
-def _prepare(session: Session) -> tuple[Session, Prepared | None]:
-    """Wait until trials can be started.
-
-    Returns:
-        The session, whose search space may have been chosen only now, and what has been prepared.
-    """
-    checked = session.checked
-    with ThreadPoolExecutor(1) as aside:
-        done = aside.submit(session.meanwhile)
-        prepared = checked.engine.prepare(session.interrupted)
-        if prepared is not None:
-            if not checked.is_settled:
-                checked = checked.settled(prepared)
-            checked.space.check_fits(prepared.train_examples)
-        checked.engine.meter.enter(Phase.GAP)
-    done.result()
-    return replace(session, checked=checked), prepared
-
-
-def _await_study(database: ReconnectingStorage, session: Session) -> None:
-    """Wait until there is a study to join.
-
-    A local worker is notified by its command. A Slurm job may begin before the job that leads.
-    """
-    if session.local_worker is not None:
-        session.local_worker.await_study(session.interrupted)
-    while StudyStorage.load(database, session.checked.config.name) is None:
-        if session.interrupted():
-            raise StudyInterrupted(BEFORE_A_TRIAL)
-        time.sleep(LOOK_AGAIN_S)
-
-
-def _read_after_others(
-    database: ReconnectingStorage,
-    stored: StudyStorage,
-    lease: Lease,
-    interrupted: Callable[[], bool],
-) -> StudyData:
-    """Read the finished study; a leading worker first waits for the other workers to end.
-
-    The others store the energy that they used while they ended, which belongs in the report. The
-    wait is short, because one of them may still run a trial of a study that was interrupted.
-    """
-    deadline = time.monotonic() + (0.0 if lease.joins else _END_TOGETHER_S)
-    study = stored.study.study_name
-    while (
-        time.monotonic() < deadline
-        and {worker.id for worker in living(database, study)} - {lease.worker.id}
-        and not interrupted()
-    ):
-        time.sleep(LOOK_AGAIN_S)
-    return stored.read()
 
 
 def _renew_and_ask(lease: Lease, interrupted: Callable[[], bool]) -> bool:

@@ -70,6 +70,15 @@ class Session:
     local_worker: LocalWorker | None = None  # set where this worker is in one of those slots itself
 
     @property
+    def waits_for_leader(self) -> bool:
+        """True if this worker waits for the study, as it may begin before the call that leads.
+
+        A local worker is notified by its command. A job of Slurm looks for the study.
+        """
+        is_job = self.joins and self.checked.config.launch.kind == "slurm"
+        return self.local_worker is not None or is_job
+
+    @property
     def where(self) -> str:
         """The place of the stored study, in the user's words, without the storage's URL."""
         return str(self.paths.root) if self.url is None else "the storage"

@@ -24,6 +24,7 @@ from carbonopt.spec.study_data import CarbonTrace, Intensity
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.pipeline_storage import read_study
+from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.study.input_files import input_files, workload_fingerprint
 from carbonopt.study.notifications import addresses
 from carbonopt.train.data.rows import check_columns
@@ -59,6 +60,23 @@ class CheckedStudy:
         """Return the emissions of an energy, at the study's intensity and PUE."""
         carbon = self.config.carbon
         return emissions_kg_co2e(energy_kwh, self.intensity.g_co2e_per_kwh, carbon.pue)
+
+    def limit_reached(self, used_hours: float, energy_kwh: float) -> str | None:
+        """Return which limit of the budget is reached, in words, the number of trials aside.
+
+        Args:
+            used_hours: The hours in which the study has worked.
+            energy_kwh: The energy that it has used, without PUE.
+        """
+        budget = self.config.budget
+        for unit, limit, used in (
+            ("hours", budget.hours, used_hours),
+            ("kWh", budget.energy_kwh, energy_kwh),
+            ("kg CO2e", budget.emissions_kg_co2e, self.emissions_kg_co2e(energy_kwh)),
+        ):
+            if limit is not None and used >= limit:
+                return f"the budget of {limit:g} {unit} is used up"
+        return None
 
     def in_slot(self, slot: int) -> "CheckedStudy":
         """Return the study with an engine of its own for the worker in another slot."""
@@ -125,6 +143,40 @@ def as_prepared(checked: CheckedStudy, folder: Path) -> CheckedStudy:
     fingerprint = workload_fingerprint(checked.config, input_files(checked.config), auto=True)
     prepared = PreparedFolder(folder).made_for(fingerprint)
     return checked if prepared is None or prepared.auto is None else checked.settled(prepared)
+
+
+def as_resumed(
+    checked: CheckedStudy, stored: StudyStorage, folder: Path, where: str, *, joins: bool
+) -> CheckedStudy:
+    """Return the study as it goes on from its storage.
+
+    It has the search space that an earlier call has chosen, and the carbon intensity that the study
+    began with: the bundled data of another CodeCarbon may have another figure for the same country,
+    and a study has one for all its trials, whose emissions are compared.
+
+    Args:
+        checked: The study as this call's study file has it.
+        stored: The study in its storage.
+        folder: The folder of the prepared data.
+        where: The place of the storage in the user's words, for errors.
+        joins: Whether this worker joins the study. It then has the leading call's budget and
+            confirmation.
+
+    Raises:
+        BadInput: If the storage holds another study.
+    """
+    if not checked.is_settled:
+        prepared = stored.read().prepared
+        if prepared is None:  # the earlier call was killed as soon as it had created the study
+            checked = as_prepared(checked, folder)
+        elif prepared.auto is not None:
+            checked = checked.settled(prepared)
+    stored.check_same(checked.config, where, joins=joins)
+    before, config = stored.read(), checked.config
+    if joins:
+        led = {"budget": before.config.budget, "confirm": before.config.confirm}
+        config = config.model_copy(update=led)
+    return replace(checked, config=config, intensity=before.provenance.intensity)
 
 
 def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:

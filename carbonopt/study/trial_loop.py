@@ -30,14 +30,14 @@ from carbonopt.storage.study_storage import (
     StudyStorage,
 )
 from carbonopt.storage.workers import Lease
-from carbonopt.study.account import SessionAccount, StudyBudget, all_trials_run
+from carbonopt.study.account import SessionAccount
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
-from carbonopt.study.input_files import check_unchanged, input_files
+from carbonopt.study.input_files import check_unchanged, input_files, may_write
 from carbonopt.study.repeats import next_repeat, prefers_new, with_confirmation
-from carbonopt.study.resume import may_write
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import StartSchedule, now_in_utc
+from carbonopt.study.study_budget import StudyBudget, all_trials_run
 from carbonopt.study.trial_checkpoint import remove_checkpoints
 from carbonopt.study.trial_runner import TrialRunner, interruption, stored_checkpoint
 from carbonopt.study.trial_watch import begun_record
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 PROBE_S = 2.0
 PLAN_AGAIN_S = 60.0  # interval for planning a waiting study's start again
 LOOK_AGAIN_S = 0.2  # interval for checking whether other workers have finished
+_END_TOGETHER_S = 10.0  # longest wait after the last trial for the other workers' last reading
 Done = TypeVar("Done")
 
 
@@ -66,6 +67,7 @@ class TrialLoop:
     account: SessionAccount
     storage: StudyStorage
     prepared: Prepared | None
+    inputs: tuple[InputFile, ...]  # as they are stored
 
     def __post_init__(self) -> None:
         # It imports SciPy, which can wait until the trials' processes have been started.
@@ -77,7 +79,6 @@ class TrialLoop:
         self.paths = self.session.paths
         self.display = self.session.display
         self.local_workers = self.session.local_workers
-        self.inputs: tuple[InputFile, ...] = ()  # as they are stored
         self.shown = set[int]()  # finished trials that the display knows of
         hardware = self.engine.hardware
         self.strategy = Strategy(
@@ -99,9 +100,8 @@ class TrialLoop:
         )
         self.runner = TrialRunner(self.session, self.storage, self.lease, self.account, self.budget)
 
-    def run(self, inputs: tuple[InputFile, ...]) -> None:
-        """Run trials until the study ends; then wait for the local workers."""
-        self.inputs = inputs
+    def run(self) -> StudyData:
+        """Run trials until the study ends, wait for the other workers, and return the study."""
         data = self._in_turn(self._begin_study)
         self.local_workers.study_began()
         self.session.trackers.study_began(data)
@@ -123,6 +123,8 @@ class TrialLoop:
             self._wait()
             self._tell_of_others(self.storage.read())
         self.account.store(self.storage)
+        self._await_others()
+        return self.storage.read()
 
     def _choose(self, seen: Snapshot) -> tuple[StudyData, Callable[[], None] | None]:
         """Return the study, and the function that does what this worker begins (`_begin_next`)."""
@@ -171,6 +173,20 @@ class TrialLoop:
             if worker.code != 0:
                 what = f"local worker {worker.slot} ended with code {worker.code}"
                 self.display.warn(f"{what}; the others go on: {self.paths.workers} has its log.")
+
+    def _await_others(self) -> None:
+        """Let a leading worker wait until the other workers have ended, for a short time.
+
+        They store the energy that they used while they ended, which belongs in the report. One of
+        them may still run a trial of a study that was interrupted.
+        """
+        deadline = time.monotonic() + (0.0 if self.lease.joins else _END_TOGETHER_S)
+        while (
+            time.monotonic() < deadline
+            and self.lease.has_others()
+            and not self.session.interrupted()
+        ):
+            time.sleep(LOOK_AGAIN_S)
 
     def _begin_study(self, seen: Snapshot) -> StudyData:
         """Store that the study goes on, and queue its start configuration."""

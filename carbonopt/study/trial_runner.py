@@ -19,10 +19,11 @@ from carbonopt.storage.locked_storage import without_waiting
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import Snapshot, StudyStorage
 from carbonopt.storage.workers import Lease
-from carbonopt.study.account import SessionAccount, StudyBudget
+from carbonopt.study.account import SessionAccount
 from carbonopt.study.inherited_files import inherited_files
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
+from carbonopt.study.study_budget import StudyBudget
 from carbonopt.study.trial_checkpoint import Checkpoint, keep_only, remove_checkpoints
 from carbonopt.study.trial_observer import TrialObserver
 from carbonopt.study.trial_watch import Rules, TrialWatch

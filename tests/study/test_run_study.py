@@ -9,10 +9,10 @@ from search.test_study import Silent
 
 from carbonopt.core.errors import BadInput, MachineLost, StudyInterrupted
 from carbonopt.spec.study_data import StudyData
-from carbonopt.storage.early_sessions import EarlySessions
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
+from carbonopt.study.account import EarlySessions
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
 from carbonopt.study.study_checks import CheckedStudy, check

@@ -1,0 +1,65 @@
+"""The limits of a study's budget, and what is left of them."""
+
+from datetime import timedelta
+
+from carbonopt.analysis.remaining import remaining_time
+from carbonopt.spec.study_data import StudyData
+from carbonopt.storage.study_storage import Snapshot
+from carbonopt.study.account import SessionAccount
+from carbonopt.study.study_checks import CheckedStudy
+
+
+def all_trials_run(trials: int | None, seen: Snapshot) -> str | None:
+    """Return, in words, that all trials of a budget have been run; None: some are left.
+
+    Args:
+        trials: `budget.trials`; None: it limits no trials.
+        seen: The study.
+    """
+    if trials is None or seen.finished_count() < trials:
+        return None
+    if trials == 1:
+        return "the one trial of the budget has been run"
+    return f"all {trials} trials of the budget have been run"
+
+
+class StudyBudget:
+    """The limits of a study's budget, the number of trials aside.
+
+    Args:
+        checked: The study.
+        account: The account of this worker's session.
+        hours_before: Hours in which at least one worker has worked before this session; they count,
+            too.
+    """
+
+    def __init__(self, checked: CheckedStudy, account: SessionAccount, hours_before: float) -> None:
+        self._checked = checked
+        self._account = account
+        self._hours_before = hours_before
+
+    @property
+    def limits_energy(self) -> bool:
+        budget = self._checked.config.budget
+        return budget.energy_kwh is not None or budget.emissions_kg_co2e is not None
+
+    @property
+    def used_hours(self) -> float:
+        """The hours in which the study has worked; waiting for its schedule's hours is no work."""
+        return self._hours_before + (self._account.duration_s - self._account.waited_s) / 3600
+
+    def remaining(self, data: StudyData, workers: int) -> timedelta | None:
+        """Estimate how long the rest of the study takes (see `remaining_time`)."""
+        energy_kwh = data.spent_kwh()
+        return remaining_time(
+            self._checked.config,
+            data,
+            self.used_hours,
+            energy_kwh,
+            self._checked.emissions_kg_co2e(energy_kwh),
+            workers,
+        )
+
+    def limit_reached(self, energy_kwh: float) -> str | None:
+        """Return which limit a study that has used this energy has reached, in words."""
+        return self._checked.limit_reached(self.used_hours, energy_kwh)
