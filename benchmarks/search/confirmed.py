@@ -111,7 +111,7 @@ def answer(path: Path, worse: float, trials: int, converged: bool, study: int) -
                 "target": {target.quality.name: target.value},
                 "search": {"space": space, "start": start.params},
                 "budget": {"trials": trials} | ({"until": "converged"} if converged else {}),
-                "confirm": {"seeds": SEEDS, "runners_up": 1, "baseline": converged},
+                "confirm": {"seeds": SEEDS, "runners_up": 1},
                 "carbon": {"intensity_g_co2e_per_kwh": 100},
                 "launch": {"kind": "replay", "table": str(spread_table)},
             },
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument(
         "--converged",
         action="store_true",
-        help="end when nothing more is expected to pay, and repeat the start",
+        help="end when nothing more is expected to pay",
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

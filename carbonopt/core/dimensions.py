@@ -310,7 +310,9 @@ class TrialParams(Frozen, extra="allow"):
             "dropout",
             ("quality", "cost", "kernels"),
             highest=0.9,
-            feature=lambda value: 10 * value,
+            # With 10 instead of 3, one bad trial with dropout 0.05 at a rate of 0.0056 kept studies
+            # of a character GPT from the dropout that is 0.07 better in ln(loss) than 0.2.
+            feature=lambda value: 3 * value,
             tasks=_TASKS_WITHOUT_REFERENCE,
         ),
     ] = None
