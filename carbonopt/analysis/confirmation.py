@@ -17,7 +17,6 @@ from carbonopt.core.format import count_text
 from carbonopt.core.quality import Target
 from carbonopt.core.trial import START_TRIAL, StopReason, TrialRecord
 from carbonopt.core.values import Frozen
-from carbonopt.spec.search_settings import Confirm
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 
@@ -86,7 +85,7 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     if runs_left > 0:
         start = baseline if data.config.search.start else None
         winner = _cheapest_confirmed(evidence)
-        kept = _kept_for_start(confirm, evidence, start) if winner is None else 0
+        kept = _kept_for_start(data.config, evidence, start) if winner is None else 0
         for candidate in _in_order(data, evidence, start, start_is_due=runs_left <= kept):
             due = next_run(candidate)
             if due is not None:
@@ -136,13 +135,18 @@ def _is_promising(
     return candidate is not start and evidence.chance(candidate) >= _MAY_WELL
 
 
-def _kept_for_start(confirm: Confirm, evidence: Evidence, start: Configuration | None) -> int:
+def _kept_for_start(config: StudyConfig, evidence: Evidence, start: Configuration | None) -> int:
     """Return how many of the last runs are kept for the start while nothing is confirmed.
 
     So at least a start that meets the target is confirmed. They are taken from the runs of the
-    runners-up. With confirm.baseline none are kept, since the start has runs of its own.
+    runners-up. With confirm.baseline none are kept, since the start has runs of its own, and with
+    budget.until: converged neither, since they save nothing.
     """
-    if confirm.baseline or start is None or start.n >= confirm.seeds:
+    confirm = config.confirm
+    assert confirm is not None
+    if confirm.baseline or config.budget.until == "converged":
+        return 0
+    if start is None or start.n >= confirm.seeds:
         return 0
     if evidence.standing(start) is Standing.REJECTED or evidence.chance(start) < _MAY_WELL:
         return 0
