@@ -176,6 +176,24 @@ class Evidence:
     def _emissions_spread(self) -> Pooled | None:
         return log_spread(self.configurations)
 
+    @cached_property
+    def _luck_of_first_runs(self) -> float:
+        """How much better first runs are than repeats, on the quality's scale, as far as known.
+
+        All first runs have the search's seed, which may suit all configurations, and lucky runs are
+        chosen. It is the posterior mean of a normal model in which half of a run's variance is its
+        seed's, and half its own.
+        """
+        assert self._target is not None
+        precision, weighted = 1.0, 0.0
+        for tried in self.configurations:
+            if tried.n > 1:
+                repeats = tried.quality.unscaled(statistics.fmean(tried.scaled_values[1:]))
+                better = self._target.shortfall(repeats) - self._target.shortfall(tried.values[0])
+                weight = 1 / (1 + 1 / (tried.n - 1))
+                precision, weighted = precision + weight, weighted + weight * better
+        return weighted / precision
+
     def standing(self, candidate: Configuration) -> Standing:
         assert self._target is not None
         reached = [
@@ -247,7 +265,8 @@ class Evidence:
         more = self._seeds - candidate.n
         noise = self.value_spread.or_own_if_larger(candidate.scaled_values)
         needed = replace(noise, freedom=noise.freedom + more).margin(self._seeds)
-        slack = -self._target.shortfall(candidate.value) - needed
+        luck = self._luck_of_first_runs / candidate.n * more / self._seeds
+        slack = -self._target.shortfall(candidate.value) - luck - needed
         deviation = noise.deviation * more / self._seeds * math.sqrt(1 / candidate.n + 1 / more)
         return float(ndtr(slack / deviation)) if deviation > 0 else float(slack >= 0)
 

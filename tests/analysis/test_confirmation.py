@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import yaml
 from documents import numbers_of
-from scipy.special import stdtrit
+from scipy.special import ndtr, stdtrit
 
-from carbonopt.analysis.confidence import Configuration, Evidence
+from carbonopt.analysis.confidence import Configuration, Evidence, Pooled
 from carbonopt.analysis.confirmation import confirmation_progress
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.cli.check_text import describe_study
@@ -225,6 +225,30 @@ def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
     assert "the closest had 10.15" in text and "mean of 2 seeds" in text and "target_missed" in keys
     more = [rows(2**k, 100 * k, s0=9.9, s1=10.4, s2=10.4) for k in range(3, 10)]
     assert "only_run" in shown("more", *more)[1]
+
+
+def test_a_first_seed_that_was_lucky_for_others_makes_a_single_run_less_likely_to_hold() -> None:
+    """Luck is the mean of what first runs were better by, shrunk as one further difference of 0."""
+    single = Configuration([run_of(9.8)])
+    better = [0.03, 0.01, 0.02]
+    others = [
+        Configuration([run_of(9.0), *[run_of(9.0 * math.exp(by))] * repeats])
+        for by, repeats in zip(better, (1, 1, 4), strict=True)
+    ]
+    unlucky = [
+        Configuration([run_of(9.0), *[run_of(9.0 * math.exp(-by))] * repeats])
+        for by, repeats in zip(better, (1, 1, 4), strict=True)
+    ]
+    target = Target(PERPLEXITY, TARGET)
+    evidence, opposite = (Evidence([single, *tried], target, 5) for tried in (others, unlucky))
+    luck = (0.5 * 0.03 + 0.5 * 0.01 + 0.8 * 0.02) / (1 + 0.5 + 0.5 + 0.8)
+    spread = evidence.value_spread
+    assert spread.deviation == pytest.approx(opposite.value_spread.deviation)
+    needed = Pooled(spread.deviation, spread.freedom + 4).margin(5)
+    for given, sign in ((evidence, 1), (opposite, -1)):
+        slack = math.log(TARGET / 9.8) - sign * luck * 4 / 5 - needed
+        deviation = spread.deviation * 4 / 5 * math.sqrt(1 + 1 / 4)
+        assert given.chance(single) == pytest.approx(ndtr(slack / deviation), rel=1e-6)
 
 
 def test_the_chance_is_that_of_simulated_repeats() -> None:
@@ -691,6 +715,19 @@ def test_a_start_that_holds_is_confirmed_where_few_runs_find_nothing_cheaper(
     assert answer.confidence is not None
     assert answer.confidence.confirmed
     assert len(data.records) <= 3 + 2 * (seeds - 1)
+
+
+def test_a_converged_study_keeps_no_runs_for_the_start(tmp_path: Path) -> None:
+    repeats_of_start, added = {}, {}
+    for until in (None, "converged"):
+        study = Searched(tmp_path / str(until))
+        study.study["budget"] = {"trials": 3, "until": until}
+        study.study["confirm"] = {"seeds": 3, "runners_up": 1}
+        data = study.run()
+        repeats_of_start[until] = sum(record.repeat_of == 0 for record in data.records)
+        added[until] = sum(record.replaces_repeat for record in data.records)
+    assert repeats_of_start["converged"] < repeats_of_start[None]
+    assert added["converged"] > added[None]
 
 
 def test_a_winner_without_runners_up_has_all_runs(tmp_path: Path) -> None:
