@@ -125,18 +125,19 @@ def answer(path: Path, worse: float, trials: int, converged: bool, study: int) -
         if all(getattr(recommended.params, name) == value for name, value in run.params.items())
     )
     confidence = data["recommendation"]["confidence"]
+    is_confirmed = confidence is not None and confidence["confirmed"]
     saved_kwh = (training_j(start) - training_j(truth)) / 3.6e6
     return {
         "table": path.stem,
         "study": study,
-        "confirmed": confidence is not None and confidence["confirmed"],
+        "confirmed": is_confirmed,
         "is_start": truth.params == start.params,
         "truly_meets": target.is_met_by(table.value(truth)),
         "over_cheapest": training_j(truth) / min(map(training_j, meeting)) - 1,
         "saving": 1 - training_j(truth) / training_j(start),
         "study_kwh": (study_kwh := data["spent"]["energy_kwh"]),
-        # None: the start is the answer, which saves nothing
-        "break_even_runs": study_kwh / saved_kwh if saved_kwh > 0 else None,
+        # None: nothing that saves is confirmed
+        "break_even_runs": study_kwh / saved_kwh if is_confirmed and saved_kwh > 0 else None,
     }
 
 

@@ -182,7 +182,8 @@ class Evidence:
 
         All first runs have the search's seed, which may suit all configurations, and lucky runs are
         chosen. It is the posterior mean of a normal model in which half of a run's variance is its
-        seed's, and half its own.
+        seed's, and half its own: given the luck, the difference between a first run and the mean of
+        m repeats with other seeds has the variance deviation² × (1 ÷ 2 + 1 ÷ m).
         """
         assert self._target is not None
         precision, weighted = 1.0, 0.0
@@ -190,7 +191,7 @@ class Evidence:
             if tried.n > 1:
                 repeats = tried.quality.unscaled(statistics.fmean(tried.scaled_values[1:]))
                 better = self._target.shortfall(repeats) - self._target.shortfall(tried.values[0])
-                weight = 1 / (1 + 1 / (tried.n - 1))
+                weight = 1 / (1 + 2 / (tried.n - 1))
                 precision, weighted = precision + weight, weighted + weight * better
         return weighted / precision
 
@@ -206,12 +207,13 @@ class Evidence:
     def confirmed(self, candidate: Configuration) -> bool:
         return self.standing(candidate) is Standing.CONFIRMED
 
-    def needs_no_more_seeds(self, candidate: Configuration) -> bool:
+    def clearly_confirmed(self, candidate: Configuration) -> bool:
         """Return whether a configuration is confirmed so clearly that further seeds can be spared.
 
-        This is asked after each of its repeats, of which there are up to seeds − 1. The bound
-        therefore has 1 ÷ (seeds − 1) of the error that LEVEL allows (Bonferroni's inequality), so
-        that asking often doesn't confirm more configurations that truly miss the target.
+        There are up to seeds − 1 repeats after which that is asked. The bound therefore has 1 ÷
+        (seeds − 1) of the error that LEVEL allows (Bonferroni's inequality), so that asking often
+        doesn't end the repeats of more configurations that truly miss the target. `confirmed`
+        itself has the whole error, however often it is asked.
         """
         assert self._target is not None
         level = 1 - (1 - LEVEL) / max(1, self._seeds - 1)

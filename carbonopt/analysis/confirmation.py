@@ -4,6 +4,7 @@ The choice is a pure function of the records. Each run goes to the cheapest conf
 well be confirmed (`Evidence.chance`). If there is none, a new configuration is tried, if the search
 can propose one; otherwise the run goes to the configuration with the best chance. Once the cheapest
 confirmed configuration has run with all its seeds, the runs go to those nearest to it in emissions.
+With budget.until: converged it needs only as many seeds as make it clear that it is confirmed.
 All these runs together are at most as many as 1 + confirm.runners_up configurations need for all
 their seeds. Last comes the start configuration, if confirm.baseline asks for it: once, and then
 until the interval of the saving is narrow enough.
@@ -139,8 +140,8 @@ def _kept_for_start(config: StudyConfig, evidence: Evidence, start: Configuratio
     """Return how many of the last runs are kept for the start while nothing is confirmed.
 
     So at least a start that meets the target is confirmed. They are taken from the runs of the
-    runners-up. With confirm.baseline none are kept, since the start has runs of its own, and with
-    budget.until: converged neither, since they save nothing.
+    runners-up. With confirm.baseline none are kept, since the start has runs of its own. With
+    budget.until: converged none are kept either, since a run of the start saves nothing.
     """
     confirm = config.confirm
     assert confirm is not None
@@ -274,7 +275,7 @@ def _following(
             candidate
             for candidate in unfinished
             if (
-                not _is_known_well(winner, evidence, start)
+                not evidence.clearly_confirmed(winner)
                 if candidate is winner
                 else _may_pay(candidate, winner, evidence, seeds, reuses)
             )
@@ -298,12 +299,6 @@ def _following(
         key=lambda candidate: (abs(candidate.emissions_kg_co2e - winner_kg), candidate.mean_rank),
         default=winner if winner in may_hold else None,
     )
-
-
-def _is_known_well(winner: Configuration, evidence: Evidence, start: Configuration | None) -> bool:
-    """Return whether no further seed of the confirmed winner is needed for what is said of it."""
-    is_precise = start is None or start is winner or _saving_is_precise(winner, evidence, start)
-    return is_precise and evidence.needs_no_more_seeds(winner)
 
 
 def _may_pay(
@@ -349,11 +344,7 @@ def _is_precise(evidence: Evidence, baseline: Configuration) -> bool:
     winner = _cheapest_confirmed(evidence)
     if winner is None or winner is baseline:
         return True  # there is no saving to know
-    return _saving_is_precise(winner, evidence, baseline)
-
-
-def _saving_is_precise(winner: Configuration, evidence: Evidence, start: Configuration) -> bool:
-    interval = evidence.saving_interval(winner, start)
+    interval = evidence.saving_interval(winner, baseline)
     return interval is not None and interval[1] - interval[0] <= SAVING_WIDTH
 
 

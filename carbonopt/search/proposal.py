@@ -61,9 +61,10 @@ class Proposal:
     """The next trial. Costs are in the study's unit."""
 
     index: int  # position among the candidates
-    expected_cost: float  # cost of trying the candidate
-    # expected saving in one later run of the recommendation if the search ends after this trial;
-    # infinite while nothing meets the target
+    # Of the candidate that saves most for what it takes to try it: this cost, and the expected
+    # saving in one later run of the recommendation if the search ends after that trial. While
+    # nothing meets the target, the saving is infinite, and the candidate is the proposed one.
+    expected_cost: float
     expected_gain: float
     # probability that it is the cheapest candidate that meets the target; equally cheap ones share
     # it
@@ -200,10 +201,11 @@ def propose(
         expected_saving = (np.isfinite(price) * saving).mean(1)
         worth = expected_saving + 1e-6 * worth / worth.max()
     index = int(worth.argmax())
-    saved = np.where(np.isfinite(price[index]), best_cost - costs[index], 0.0)
-    gain = float(saved.mean()) if meeting else math.inf
+    gains = np.where(np.isfinite(price), best_cost - costs, 0.0).mean(1)
+    paying = int((gains / spend).argmax()) if meeting else index
+    gain = float(gains[paying]) if meeting else math.inf
     chance = float((answers[index] / np.maximum(1, answers.sum(0))).mean())
-    return Proposal(int(left[index]), float(spend[index]), gain, chance, float(reached.mean()))
+    return Proposal(int(left[index]), float(spend[paying]), gain, chance, float(reached.mean()))
 
 
 def _expected_costs(costs: Array, meets: Array, cheaper: Array) -> Array:
