@@ -159,7 +159,7 @@ def test_gpus_are_counted_idle_and_under_load(tmp_path: Path, two_gpus: dict[str
     powers_w = [
         float(power) for power in re.findall(r"(\d+) W", checks["energy counters"]["found"])
     ]
-    assert powers_w == pytest.approx([100, 400, 100, 400], rel=0.1)
+    assert powers_w == pytest.approx([100, 400, 100, 400], rel=0.2)
     assert checks["GPUs given"]["advice"] == "launch: {gpus: [1]}"
     assert checks["other processes"]["found"].startswith(f"GPU 0: process {os.getpid()} (")
     assert checks["other processes"]["advice"] == "launch: {gpus: [1]}"
