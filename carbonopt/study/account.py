@@ -6,7 +6,7 @@ It is stored in its study, or among the early sessions if there is no study yet.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +19,9 @@ from carbonopt.core.refusals import first_error
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import now_utc
 from carbonopt.engines.engine import Engine, own_meter
-from carbonopt.spec.study_data import SessionLedger, Wait
+from carbonopt.spec.study_data import InputFile, SessionLedger, Wait
 from carbonopt.storage.study_storage import StudyStorage
+from carbonopt.study.input_files import workload_fingerprint
 from carbonopt.study.session import Session
 
 _MAX_MIB = 8  # of an early session's ledger
@@ -49,13 +50,14 @@ class SessionAccount:
 
     @classmethod
     def begin(
-        cls, session: Session, fingerprint: str, worker: str, *, prepares: bool
+        cls, session: Session, inputs: Sequence[InputFile], worker: str, *, prepares: bool
     ) -> "SessionAccount":
         """Start a session's engine and its meter, and open the account (see `Engine.begin`)."""
-        engine, as_step = session.checked.engine, session.as_step
+        checked, as_step = session.checked, session.as_step
+        engine = checked.engine
         engine.begin(
             session.paths,
-            fingerprint,
+            workload_fingerprint(checked.config, inputs, auto=checked.auto is not None),
             session.display,
             session.interrupted,
             own_meter if as_step is None else as_step.meter_provider,

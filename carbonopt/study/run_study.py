@@ -14,12 +14,7 @@ from carbonopt.storage.url import connect, has_storage, storage_place
 from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.account import EarlySessions, SessionAccount
 from carbonopt.study.already_done import already_done
-from carbonopt.study.input_files import (
-    input_files,
-    recorded_inputs,
-    with_sha256,
-    workload_fingerprint,
-)
+from carbonopt.study.input_files import input_files, recorded_inputs, with_sha256
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import check_schedule, now_in_utc
 from carbonopt.study.study_beginning import begin_study, prepare
@@ -72,8 +67,7 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     inputs = input_files(checked.config)
     if session.waits_for_leader:
         # The energy of its devices is the study's from here on, also while it waits.
-        fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
-        account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=False)
+        account = SessionAccount.begin(session, inputs, lease.worker.id, prepares=False)
         with account.stored_if_it_ends(early):
             if session.local_worker is not None:
                 session.local_worker.await_study(session.interrupted)
@@ -99,8 +93,7 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
         inputs = recorded_inputs(stored.read(), inputs, session.where, session.interrupted)
     session.on_begin()
     if not session.waits_for_leader:
-        fingerprint = workload_fingerprint(checked.config, inputs, auto=checked.auto is not None)
-        account = SessionAccount.begin(session, fingerprint, lease.worker.id, prepares=not joins)
+        account = SessionAccount.begin(session, inputs, lease.worker.id, prepares=not joins)
     with account.stored_after(stored or early):
         # The meter has begun, so that hashing counts as preparation.
         inputs = with_sha256(inputs, session.interrupted)
