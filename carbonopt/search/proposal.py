@@ -201,11 +201,23 @@ def propose(
         expected_saving = (np.isfinite(price) * saving).mean(1)
         worth = expected_saving + 1e-6 * worth / worth.max()
     index = int(worth.argmax())
-    gains = np.where(np.isfinite(price), best_cost - costs, 0.0).mean(1)
-    paying = int((gains / spend).argmax()) if meeting else index
-    gain = float(gains[paying]) if meeting else math.inf
     chance = float((answers[index] / np.maximum(1, answers.sum(0))).mean())
-    return Proposal(int(left[index]), float(spend[paying]), gain, chance, float(reached.mean()))
+    cost, gain = float(spend[index]), math.inf
+    if meeting:
+        cost, gain = _most_saving(np.where(np.isfinite(price), best_cost - costs, 0.0), spend)
+    return Proposal(int(left[index]), cost, gain, chance, float(reached.mean()))
+
+
+def _most_saving(saved: Array, spend: Array) -> tuple[float, float]:
+    """Return the expected cost and saving of the candidate that saves most for its cost.
+
+    Args:
+        saved: draws of what each candidate alone would save in a later run, (candidates, DRAWS).
+        spend: the expected costs of trying them, (candidates,).
+    """
+    gains = saved.mean(1)
+    most = int((gains / spend).argmax())
+    return float(spend[most]), float(gains[most])
 
 
 def _expected_costs(costs: Array, meets: Array, cheaper: Array) -> Array:
