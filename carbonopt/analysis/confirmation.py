@@ -274,11 +274,7 @@ def _following(
         unfinished = [
             candidate
             for candidate in unfinished
-            if (
-                not evidence.clearly_confirmed(winner)
-                if candidate is winner
-                else _may_pay(candidate, winner, evidence, seeds, reuses)
-            )
+            if _may_pay(candidate, winner, evidence, seeds, reuses)
         ]
         may_hold = [candidate for candidate in may_hold if candidate in unfinished]
     cheaper = [candidate for candidate in may_hold if candidate.mean_rank < winner.mean_rank]
@@ -307,8 +303,11 @@ def _may_pay(
     """Return whether a configuration's further runs are expected to save what they emit.
 
     If they confirm it, `reuses` later runs emit less than those of the confirmed winner would. If
-    they don't, the first of them mostly refutes it, and no further one is made.
+    they don't, the first of them mostly refutes it, and no further one is made. The winner's own
+    runs pay until it is clearly confirmed.
     """
+    if candidate is winner:
+        return not evidence.clearly_confirmed(winner)
     chance = evidence.chance(candidate)
     saved_kg = winner.emissions_kg_co2e - candidate.emissions_kg_co2e
     expected_runs = 1 + chance * (seeds - candidate.n - 1)
