@@ -100,8 +100,9 @@ class Pooled:
 
         Given two counts, it is the margin of a difference of two means. It is Student's t with a
         pooled standard deviation (NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2 and
-        7.3.1). It is two-sided also against the target, because the search chose the configuration
-        by its first run (docs/confirmation.md).
+        7.3.1). It is two-sided also where only one side is compared with the target: the search
+        chose the configuration by its first run, which is luckier than others
+        (docs/confirmation.md).
         """
         # This gives Student's t without the second that importing scipy.stats takes. It is imported
         # here, since every command imports this file.
@@ -223,9 +224,9 @@ class Evidence:
     def standings(self, candidate: Configuration) -> tuple[tuple[float, Standing], ...]:
         """Return the standings that a configuration has for all targets, from hard to easy ones.
 
-        Each pair is the hardest target with a standing, and the standing, which holds up to the
-        next pair's target. The configuration is rejected for a target that is harder than that of
-        the first pair. The target of this evidence is not used.
+        Each pair has a target and a standing: the configuration has the standing for this target
+        and for easier ones, up to the next pair's target. For targets that are harder than the
+        first pair's it is rejected. The target of this evidence is not used.
         """
         if candidate.failed_replicate:
             return ()

@@ -4,7 +4,7 @@ The choice is a pure function of the records. Each run goes to the cheapest conf
 well be confirmed (`Evidence.chance`). If there is none, a new configuration is tried, if the search
 can propose one; otherwise the run goes to the configuration with the best chance. Once the cheapest
 confirmed configuration has run with all its seeds, the runs go to those nearest to it in emissions.
-With budget.until: converged it needs only as many seeds as make it clear that it is confirmed.
+With budget.until: converged, the cheapest confirmed one runs only until it is clearly confirmed.
 All these runs together are at most as many as 1 + confirm.runners_up configurations need for all
 their seeds. Last comes the start configuration, if confirm.baseline asks for it: once, and then
 until the interval of the saving is narrow enough.

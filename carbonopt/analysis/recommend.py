@@ -290,8 +290,8 @@ class _Best:
     3. the cheapest that ran once, which says less.
 
     For another target it is the cheapest of all of them: a configuration that was repeated is no
-    better there than a cheaper one that ran once. As targets get easier, a configuration may be
-    taken again with its next standing.
+    better there than a cheaper one that ran once. A configuration may be added several times while
+    targets get easier, each time with its next standing.
     """
 
     def __init__(self) -> None:

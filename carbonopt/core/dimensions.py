@@ -291,8 +291,8 @@ class TrialParams(Frozen, extra="allow"):
 
     optimizer: Annotated[
         Optimizer | None,
-        # The Trainer makes AdamW itself. Muon is made by `chosen_optimizer` of
-        # train/optim/arguments.py and given to it, so that its own argument stays AdamW's.
+        # The Trainer makes AdamW itself, so that is the name that its argument `optim` has for each
+        # value. Muon is made by `chosen_optimizer` of train/optim/arguments.py.
         Dimension(
             "optimizer",
             ("quality", "cost", "memory"),

@@ -251,8 +251,8 @@ class MachineMeter(EnergyWindows):
     def _with_gpus(self, parts: dict[Phase, Reading], whole: Reading) -> dict[Phase, Reading]:
         """Return the window's parts with the energy of the GPUs added.
 
-        In a trial's window its own GPUs count for its phase, even while they wait, and those that
-        it does not use count as GAP. In another window all of them count for its phase.
+        In a trial's window its own GPUs count for the trial's phase, also while they idle. Those
+        that it does not use count as GAP. In any other window all GPUs count for its phase.
 
         Args:
             parts: the parts so far, by phase: the shares of the CPU and the RAM.
@@ -320,17 +320,19 @@ class MachineMeter(EnergyWindows):
 
         A counter stands where it was at its last tick, which is between 0 and a tick old, half a
         tick on average: that time × the power just before the edge is added. Without this, each
-        change from a high to a low power would count a part of the former as the latter: eight
-        short evaluations took 2 % from a training of 11 s (H200). In a window shorter than three
-        ticks, its power × its time is added to its beginning instead, clipped to within a tick of
-        the former, so that the errors of the edges around many such windows don't add up.
+        change from a high to a low power would count a part of the high power's energy in the
+        second window: eight short evaluations took 2 % from a training of 11 s (H200). A window
+        shorter than three ticks ends at its beginning's energy plus its power × its time instead.
+        This is clipped to within a tick of the energy that the first rule gives, so that the errors
+        of the edges around many such windows don't add up.
         """
         opened, latest = self._window_start, self._latest
         duration_s = latest.at_s - opened.at_s
         edges_j = []
         for place, (idle, last_w) in enumerate(zip(self.idle, self._powers_w, strict=True)):
             opened_j, tick_s = opened.gpus_j[place], idle.tick_s
-            # not what is credited, which may be ahead of the counter: errors would add up
+            # The counter's own reading, not the energy that windows were given so far, which may be
+            # ahead of it: errors would add up.
             counter_j = latest.counters_j[place]
             is_short = duration_s < _TICKS_OF_A_POWER * tick_s
             since_s = opened.at_s if is_short else latest.at_s - tick_s

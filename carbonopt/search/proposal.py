@@ -61,9 +61,9 @@ class Proposal:
     """The next trial. Costs are in the study's unit."""
 
     index: int  # position among the candidates
-    # Of the candidate that saves most for what it takes to try it: this cost, and the expected
-    # saving in one later run of the recommendation if the search ends after that trial. While
-    # nothing meets the target, the saving is infinite, and the candidate is the proposed one.
+    # These two are about the candidate that saves most for what it costs to try: that cost, and its
+    # expected saving in one later run of the recommendation if the search ends after its trial.
+    # While nothing meets the target, the saving is infinite, and the candidate is the proposed one.
     expected_cost: float
     expected_gain: float
     # probability that it is the cheapest candidate that meets the target; equally cheap ones share

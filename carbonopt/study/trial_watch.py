@@ -102,8 +102,8 @@ class Rules:
     interrupted: Callable[[], bool]
     timeout_s: float  # longest time without progress
     time_limit_s: float | None = None  # longest time for the whole trial
-    # Returns the forecast by which a trial with these evaluations and total steps will miss the
-    # target, if it will. None instead of a function: the trial is never pruned for its target.
+    # Is given a trial's evaluations and total steps. Returns the forecast that it will miss the
+    # target, or None if it may meet it. If there is no function, no trial is pruned for its target.
     should_prune: Callable[[Sequence[EvalPoint], int], Forecast | None] | None = None
     audit: bool = False  # True: a trial that should be pruned runs to its end all the same
     # Lowest emissions of the trials in `TrialPlan.meeting`; None: no cap.
