@@ -188,6 +188,15 @@ class TrialRunner:
             self.session.display.progress(step, total_steps, train_kwh)
             self._engine.prepare_next()
 
+        compiles = self.session.checked.config.compiles(spec.params)
+
+        def still_running(spent_kwh: float) -> None:
+            self.session.display.still_running(spent_kwh)
+            # A probe that compiles ends soon after its first step, too soon to hide the start of
+            # the next trial's processes: two seconds in which the GPUs would idle.
+            if spec.probe_s is not None and compiles and self._trains_now:
+                self._engine.prepare_next()
+
         program = spec.program
         source = None if program is None else program.quality_from
         self._engine.meter.enter(Phase.SETUP)
@@ -202,7 +211,7 @@ class TrialRunner:
             observers=observers,
             progress=progress,
             store=store,
-            still_running=self.session.display.still_running,
+            still_running=still_running,
             quality_file=quality_file,
             warn=self.session.display.warn,
             **saves,
@@ -219,6 +228,11 @@ class TrialRunner:
             self.account.store(self.storage)  # first, as for a probe
             self.storage.save_progress(optuna_trial, record)
             self._look_at_others()
+
+    @property
+    def _trains_now(self) -> bool:
+        """Whether the trial or probe that runs here has begun its training in this attempt."""
+        return self._engine.meter.running(Phase.TRAIN).total_kwh > 0
 
     @property
     def _running_kwh(self) -> float:

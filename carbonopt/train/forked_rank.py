@@ -10,6 +10,8 @@ import os
 import select
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -95,6 +97,9 @@ def run() -> int:
         torch.cuda.set_device(device)
         deepspeed.init_distributed(dist_backend="nccl", verbose=False)
         torch.distributed.all_reduce(torch.zeros(1, device=device))
+        if COMPILES in os.environ:
+            with _may_fail():  # needs no data, which the first trial's processes still wait for
+                practise_compiling(device)
         folder = PreparedFolder(Path(os.environ[PREPARED]))
         if (prepared := _prepared(folder, gate)) is not None:
             _prefetch(folder, prepared, device)
@@ -118,23 +123,27 @@ def _prepared(folder: PreparedFolder, gate: int) -> Prepared | None:
     return prepared
 
 
-def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
-    """Load the kernels, and draw the random model that the trial will most likely train."""
+@contextmanager
+def _may_fail() -> Iterator[None]:
+    """Print an exception from what is only done ahead; the trial itself reports what is wrong."""
     try:
-        if COMPILES in os.environ:
-            practise_compiling(device)
-        task = training_task(json.loads(folder.workload.read_text(encoding="utf-8")))
-        if isinstance(task, TrainerTask):
-            _warm_up_kernels(task, folder, device)
-            if seed := os.environ[LIKELY_SEED]:
-                prefetch_model(task.model_kind, folder, prepared, int(seed))
-    # not every model can be cut down; the trial itself reports what is wrong with one
+        yield
     except Exception:  # noqa: BLE001
         traceback.print_exc()
         print(
             "The trial's beginning will take longer: not all of it could be done ahead.",
             file=sys.stderr,
         )
+
+
+def _prefetch(folder: PreparedFolder, prepared: Prepared, device: torch.device) -> None:
+    """Load the kernels, and draw the random model that the trial will most likely train."""
+    with _may_fail():  # not every model can be cut down
+        task = training_task(json.loads(folder.workload.read_text(encoding="utf-8")))
+        if isinstance(task, TrainerTask):
+            _warm_up_kernels(task, folder, device)
+            if seed := os.environ[LIKELY_SEED]:
+                prefetch_model(task.model_kind, folder, prepared, int(seed))
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 _PROBE_CHECK = 2
 # Reading the loss waits for the GPU; between two evaluations this often is enough.
 _LOSS_CHECK_STEPS = 50
+# Operations of a trial's evaluations from which on they run compiled. To load the compiled forward
+# pass takes a process most of a second, and to compile it several.
+_COMPILED_FROM_FLOP = 1e14
 
 
 class TrialTrainer(ScheduledTrainer):
@@ -267,6 +270,26 @@ class TrialCallback(TrainerCallback):
         """A context in which the model has the weights that are evaluated and saved."""
         return nullcontext() if self._average is None else self._average.applied()
 
+    @property
+    def _evaluation_stance(self) -> AbstractContextManager[None]:
+        """A context in which small evaluations run as they are, even if the steps are compiled.
+
+        A forward pass takes 2 operations a parameter and token (Kaplan et al. 2020, Scaling Laws
+        for Neural Language Models, arXiv 2001.08361). The rule does not ask whether the trial is a
+        repeat, which has one evaluation: all runs of a configuration are evaluated alike.
+        """
+        prepared = self._run.prepared
+        tokens, parameters = prepared.eval_tokens, prepared.model_parameters
+        if tokens is None or parameters is None or not self._trainer.args.torch_compile:
+            return nullcontext()
+        if self._run.params.attention_implementation == "flex_attention":
+            return nullcontext()  # which is made for the compiler
+        flop = 2.0 * parameters * tokens * self._run.workload.evaluations
+        if flop >= _COMPILED_FROM_FLOP:
+            return nullcontext()
+        eager: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+        return eager
+
     def end(self) -> None:
         """Undo what `on_train_begin` did to this process, however training ended."""
         self._spin_throttle.end()
@@ -292,7 +315,7 @@ class TrialCallback(TrainerCallback):
         """Evaluate, report to the study, and return whether to stop."""
         total_steps, stop = self._run.total_steps, False
         self._enter(Phase.EVAL)
-        with self.judged_weights:
+        with self.judged_weights, self._evaluation_stance:
             evaluation = self._task.evaluate(self._run, self._trainer)
         ranks.together()
         peaks_gib = ranks.of_each(ranks.peak_memory_gib())
