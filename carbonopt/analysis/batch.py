@@ -140,9 +140,10 @@ def _at_batch(
         (record, epochs) for record, epochs in trained if record.state is TrialState.COMPLETE
     ]
     kept = complete or trained
-    energies_kwh = [
-        record.energy_kwh.train / epochs for record, epochs in kept if record.energy_kwh
+    trainings = [
+        (training, epochs) for record, epochs in kept if (training := record.reported_training)
     ]
+    energies_kwh = [training.energy_kwh / epochs for training, epochs in trainings]
     peaks_gib = [record.peak_memory_gib for record, _ in kept if record.peak_memory_gib is not None]
     reached = [record.value for record, _ in complete if equally_long and record.value is not None]
     return AtBatch(
@@ -150,9 +151,7 @@ def _at_batch(
         trials=tuple(record.trial for record, _ in kept),
         only_stopped=not complete,
         slowed=tuple(record.trial for record, _ in kept if record.is_contended),
-        duration_s=_spanned(
-            [record.duration_s.train / epochs for record, epochs in kept if record.duration_s]
-        ),
+        duration_s=_spanned([training.duration_s / epochs for training, epochs in trainings]),
         energy_kwh=_spanned(energies_kwh),
         emissions_kg_co2e=_spanned(list(map(data.emissions_kg_co2e, energies_kwh))),
         peak_memory_gib=_spanned(peaks_gib) if peaks_gib else None,

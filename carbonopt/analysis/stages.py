@@ -256,9 +256,7 @@ def _shares(trials: Sequence[Mapping[Stage, StageCost]]) -> Iterator[StageShare]
 
 def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
     parts, others = record.stages or {}, (record.steps_done or 0) - record.first_steps
-    steps, first = parts.get(Stage.STEPS), parts.get(Stage.COMPILE)
-    if steps is not None:
-        steps += parts.get(Stage.GENERATION, StageCost())
+    steps, first = record.later_steps, parts.get(Stage.COMPILE)
     batch = record.params.global_batch_size
     if (
         batch is None

@@ -255,13 +255,19 @@ class _Interview:
                 print("    An answer is needed.")
             except EOFError as error:
                 print()
-                raise BadInput(
+                raise _InputEnded(
                     f"the input ended at the question for {option}; no file was written."
                 ) from error
+            except _InputEnded:  # at a question that belongs to this one
+                raise
             except UnicodeDecodeError:
                 print("    An answer must be UTF-8.")
             except BadInput as error:
                 print(printable(f"    {error}"))
+
+
+class _InputEnded(BadInput):
+    """Error: nobody answers any more."""
 
 
 def _gpus_here() -> str:

@@ -147,6 +147,12 @@ class StageCost(Frozen):
             energy_kwh=self.energy_kwh + other.energy_kwh,
         )
 
+    def __sub__(self, part: "StageCost") -> "StageCost":
+        return StageCost(
+            duration_s=max(0.0, self.duration_s - part.duration_s),
+            energy_kwh=max(0.0, self.energy_kwh - part.energy_kwh),
+        )
+
 
 # Seconds between readings of the energy while a trial trains; CodeCarbon measures anew only that
 # long after its last measurement.
@@ -258,6 +264,9 @@ class TrialRecord(Frozen):
     # steps that a script had announced; None: as many as it made
     planned_steps: Whole | None = None
     steps_done: Whole | None = None  # steps made, as far as the trial has reported
+    # Training since the report of `steps_done`, if the trial was stopped before its next report:
+    # steps that nobody counted are in it. None: there was none.
+    after_reported: StageCost | None = None
     # the step at which an audit would have been stopped for its target
     audited_at_step: Whole | None = None
     # the reason why it was stopped for its target, or would have been
@@ -327,11 +336,24 @@ class TrialRecord(Frozen):
 
         Each attempt of a trial that went on from a checkpoint has a first step.
         """
-        others = (self.steps_done or 0) - self.first_steps
-        if self.stages is None or others < 1 or Stage.STEPS not in self.stages:
+        others, steps = (self.steps_done or 0) - self.first_steps, self.later_steps
+        return None if steps is None or others < 1 else steps.energy_kwh / others
+
+    @property
+    def later_steps(self) -> StageCost | None:
+        """The time and energy of the reported steps but the first; None where it is not known."""
+        if self.stages is None or Stage.STEPS not in self.stages:
             return None
         steps = self.stages[Stage.STEPS] + self.stages.get(Stage.GENERATION, StageCost())
-        return steps.energy_kwh / others
+        return steps - (self.after_reported or StageCost())
+
+    @property
+    def reported_training(self) -> StageCost | None:
+        """The time and energy of the training up to `steps_done`; None where it is not known."""
+        if self.energy_kwh is None or self.duration_s is None:
+            return None
+        whole = StageCost(duration_s=self.duration_s.train, energy_kwh=self.energy_kwh.train)
+        return whole - (self.after_reported or StageCost())
 
     @property
     def first_step_excess_kwh(self) -> float | None:

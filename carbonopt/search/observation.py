@@ -204,8 +204,9 @@ def of_record(record: TrialRecord) -> Observation:
         for point in record.evals
         if point.train_energy_kwh and point.step
     ]
-    if not measured and energy and energy.train and record.steps_done:
-        measured = [(energy.train, record.steps_done)]
+    training = record.reported_training
+    if not measured and training and training.energy_kwh and record.steps_done:
+        measured = [(training.energy_kwh, record.steps_done)]
     complete = record.state == TrialState.COMPLETE
     ended = record.state != TrialState.RUNNING
     per_step = measured[-1][0] / measured[-1][1] if measured else None

@@ -152,6 +152,9 @@ class TrialWatch:
     # Until then, this is the trial's record for the case that it begins anew. None: it is known
     # which it does, or the trial has no checkpoint.
     _undecided: TrialRecord | None = None
+    # Reading of TRAIN at the last report of a step; None: no step has ended yet, or the program is
+    # a script, whose work after its last step counts as no training.
+    _at_report: Reading | None = None
     _has_saved: bool = False  # this attempt has a checkpoint of its own
     _ask_from: float = 0.0  # step from which the models are asked again whether to prune the trial
     _store_at: float = field(init=False)  # monotonic time at which storing is due
@@ -346,12 +349,15 @@ class TrialWatch:
             case events.StageBegun(stage=stage, kernels=kernels):
                 self._note(kernels=self.so_far.kernels or kernels)
                 self._phases.begin(stage)
+                if stage is Stage.STEPS:  # begins when the first step has ended
+                    self._read_at_report()
             case events.Progress(step=step, total_steps=total, cpu_wait_fraction=wait, ago_s=ago_s):
                 self._decide_going_on(step - 1)
                 self._planned_steps = self._planned_steps or total
                 self._note(total_steps=total, steps_done=step, cpu_wait_fraction=wait)
                 if self.spec.program is not None:
                     self._phases.stepped(ago_s)
+                self._read_at_report()
                 self._project(step, total)
                 self.progress(step, total, self._train_kwh())
             case events.Evaluated():
@@ -366,6 +372,7 @@ class TrialWatch:
                     state=TrialState.PRUNED,
                     stop_reason=StopReason.PROBE,
                 )
+                self._read_at_report()
             case events.Continued(step=step):
                 self._on_continued(step)
             case events.Saved(step=step):
@@ -386,6 +393,11 @@ class TrialWatch:
                 self._on_program_end()
             case events.Exited(code=code):
                 self._on_exit(code)
+
+    def _read_at_report(self) -> None:
+        """Read what the training has used up to the step that was just reported."""
+        if self.spec.program is None:
+            self._at_report = self.meter.running(Phase.TRAIN)
 
     def _on_continued(self, step: int) -> None:
         if self.checkpoint is None or self.checkpoint.step != step:
@@ -425,6 +437,7 @@ class TrialWatch:
     def _on_saved(self, step: int) -> None:
         readings, stages = self._phases.cut()
         self._note(steps_done=step)
+        self._read_at_report()
         record = self._record(readings)
         self.store(record)
         self._has_saved |= self._save(record, readings, stages)
@@ -472,6 +485,7 @@ class TrialWatch:
             predictions=reported.predictions or None,
             steps_done=point.step,
         )
+        self._read_at_report()
         finite = point.value is not None
         stop = (
             finite
@@ -650,12 +664,22 @@ class TrialWatch:
     def _earlier_train_kwh(self) -> float:
         return 0.0 if self._went_on is None else self._went_on.readings[Phase.TRAIN].total_kwh
 
+    def _after_reported(self, train: Reading) -> StageCost | None:
+        """Return the training since the last report of a step, up to a reading of TRAIN."""
+        if self._at_report is None:
+            return None
+        since = train.part_since(self._at_report)
+        if since.duration_s <= 0.0:
+            return None
+        return StageCost(duration_s=since.duration_s, energy_kwh=max(0.0, since.total_kwh))
+
     def _record(self, readings: dict[Phase, Reading]) -> TrialRecord:
         """Return the trial's record with its measurements.
 
         A running trial's record has no emissions, because those so far are no result.
         """
         own_train_s = readings[Phase.TRAIN].duration_s
+        after_reported = self._after_reported(readings[Phase.TRAIN])
         readings = self._with_earlier(readings)
         state, train = self.so_far.state, readings[Phase.TRAIN]
         last = self._evals[-1:] if state == TrialState.COMPLETE else ()
@@ -677,6 +701,7 @@ class TrialWatch:
             emissions = self.rules.emissions_kg_co2e(train.total_kwh)
             measured |= {
                 "stages": self._with_earlier_stages(self._phases.stages) if has_stages else None,
+                "after_reported": after_reported,
                 "emissions_kg_co2e": emissions,
             }
         return TrialRecord(**vars(self.so_far) | measured)

@@ -355,6 +355,14 @@ def test_the_end_of_the_input_leaves_no_file(here: Path) -> None:
     assert not Path("study.yaml").exists()
 
 
+def test_the_end_of_the_input_at_a_question_within_another_ends_the_command(here: Path) -> None:
+    Path("table.csv").write_text("id,story\n1,once\n2,twice\n")
+    done = typed("causal_lm", "table.csv")
+    assert done.returncode == 2
+    assert "--column" in done.stderr and done.stdout.count("2/6") == 1
+    assert not Path("study.yaml").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "code", "words"),

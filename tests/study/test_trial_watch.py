@@ -13,6 +13,7 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Forecast, Kernels, Phase, StopReason, TrialRecord, TrialState
+from carbonopt.energy.meter_reading import Reading
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.search.cap import exceeds_cap
@@ -77,6 +78,40 @@ def test_a_trial_that_ends_by_itself_is_complete(tmp_path: Path) -> None:
     assert [point.step for point in record.evals] == [50, 100]
     assert record.evals[0].train_energy_kwh < record.evals[1].train_energy_kwh
     assert record.peak_memory_gib == 2.5
+
+
+class JoulesPerLook(JoulePerPhase):
+    """Training also uses 1 kWh in a second each time that the study listens in vain."""
+
+    def running(self, phase: Phase) -> Reading:
+        if phase is Phase.TRAIN and self._phase is Phase.TRAIN and self.goes_on():
+            self.advance(phase, 1.0, 1.0)
+        return super().running(phase)
+
+    goes_on = staticmethod(lambda: True)
+
+
+def test_a_step_costs_what_training_took_up_to_its_report(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    meter = JoulesPerLook()
+    meter.goes_on = said.exists
+    script = f"""
+    say("StageBegun", stage="steps")
+    say("Progress", step=5, total_steps=100)
+    ask("PhaseChanged", phase="eval")
+    ask("PhaseChanged", phase="train")
+    say("Progress", step=11, total_steps=100)
+    time.sleep(1)
+    open({str(said)!r}, "w").close()  # what follows is never reported
+    time.sleep(600)
+    """
+    record = watched(script, tmp_path, meter, cap_kg_co2e=45.0)
+    assert (record.state, record.stop_reason) == (TrialState.PRUNED, StopReason.CAP)
+    assert record.steps_done == 11
+    train_kwh, rest = record.energy_kwh.train, record.after_reported
+    assert train_kwh >= 5 and rest is not None
+    assert rest.energy_kwh == pytest.approx(train_kwh - 2)  # two windows up to step 11
+    assert record.reported_training.energy_kwh == pytest.approx(2.0)
 
 
 def test_a_probe_ends_with_what_its_steps_took(tmp_path: Path) -> None:
