@@ -209,7 +209,7 @@ def differing_settings(every: Iterable[TrainingParams], but: Collection[str]) ->
 
 
 def _ends(name: str, domain: Range) -> list[Scalar]:
-    return [int(end) if is_integer(name, domain) else end for end in (domain.low, domain.high)]
+    return [int(end) if is_integer(name, domain) else end for end in (domain.low, domain.last)]
 
 
 def needs_by_gpus(space: SearchSpace, memory: ModelMemory) -> dict[int, tuple[MemoryNeed, ...]]:

@@ -216,12 +216,12 @@ def _gaps(space: Space, records: Sequence[TrialRecord]) -> Iterator[Gap]:
             had = tuple(choice for choice in domain.choices if choice in tried)
             if untried := tuple(choice for choice in domain.choices if choice not in tried):
                 yield Gap(name=name, tried=had, untried=untried)
-        elif tried and isinstance(domain, Range) and domain.low < domain.high:
-            ends = np.array([domain.low, min(tried), max(tried), domain.high], float)
+        elif tried and isinstance(domain, Range) and domain.low < domain.last:
+            ends = np.array([domain.low, min(tried), max(tried), domain.last], float)
             low, lowest, highest, high = np.log(ends) if domain.log else ends
             if max(lowest - low, high - highest) > AT_THE_END * (high - low):
                 had = tuple(sorted({min(tried), max(tried)}))
-                yield Gap(name=name, tried=had, low=domain.low, high=domain.high)
+                yield Gap(name=name, tried=had, low=domain.low, high=domain.last)
 
 
 def _learn(

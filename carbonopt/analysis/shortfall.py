@@ -165,7 +165,7 @@ def _at_end(domain: Domain, value: float) -> End | None:
     if isinstance(domain, Choices):
         values, share = [float(min(domain.choices)), float(max(domain.choices)), value], 0.0
     else:
-        values, share = [domain.low, domain.high, value], AT_THE_END
+        values, share = [domain.low, domain.last, value], AT_THE_END
         values = list(map(math.log, values)) if domain.log else values
     low, high, place = values
     if low == high:

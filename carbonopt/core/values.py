@@ -85,8 +85,12 @@ def _decimals(number: float) -> int:
 
 def stepped(low: float, high: float, step: float) -> list[Any]:
     """Return the numbers from `low` to `high` that are so far apart, all of the type of `low`."""
-    count = int((high - low) / step + 1e-9) + 1
-    return [step_of(low, step, index) for index in range(count)]
+    return [step_of(low, step, index) for index in range(steps_between(low, high, step) + 1)]
+
+
+def steps_between(low: float, high: float, step: float) -> int:
+    """Return the number of whole steps from `low` to `high`, in decimals as they are typed."""
+    return int((Decimal(str(high)) - Decimal(str(low))) // Decimal(str(step)))
 
 
 def step_of(low: float, step: float, index: int) -> Any:

@@ -41,10 +41,10 @@ def distributions(space: SearchSpace) -> Distributions:
             by_name[name] = CategoricalDistribution(domain.choices)
         elif is_integer(name, domain):
             by_name[name] = IntDistribution(
-                int(domain.low), int(domain.high), domain.log, int(domain.step or 1)
+                int(domain.low), int(domain.last), domain.log, int(domain.step or 1)
             )
         else:
-            by_name[name] = FloatDistribution(domain.low, domain.high, domain.log, domain.step)
+            by_name[name] = FloatDistribution(domain.low, domain.last, domain.log, domain.step)
     return by_name
 
 

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -223,9 +222,10 @@ class SearchSpace:
             BadInput: if a global batch needs more examples than the training data has, or a trial
                 would have more than LARGEST_INT steps.
         """
-        train_examples *= min(map(int, values_of(self.dimensions["num_generations"])), default=1)
+        if (generations := self.dimensions["num_generations"]) is not None:
+            train_examples *= int(lowest(generations))
         domain = self.dimensions["global_batch_size"]
-        largest = domain.high if isinstance(domain, Range) else max(map(float, values_of(domain)))
+        largest = highest(domain)
         if largest > train_examples:
             most = f"at most the training data's {train_examples} examples, but got {largest:g}"
             raise BadInput(f"search.space.global_batch_size must be {most}; make it smaller.")
@@ -247,7 +247,7 @@ class SearchSpace:
         values = {
             name: listed
             for name, domain in free.items()
-            if (listed := _values(name, domain)) is not None
+            if (listed := all_values(name, domain)) is not None
         }
         if values.keys() < free.keys() or math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
             return None
@@ -262,7 +262,7 @@ class SearchSpace:
     def _single(self) -> dict[str, Scalar]:
         """The values of the dimensions that have a single one, fixed or not."""
         values = {
-            name: _single_value(name, domain) for name, domain in self.dimensions.domains().items()
+            name: single_value(name, domain) for name, domain in self.dimensions.domains().items()
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -287,8 +287,8 @@ class SearchSpace:
         """
         lists = {
             name: (
-                _values(name, domain)
-                or [domain.high if isinstance(domain, Range) else domain.choices[0]]
+                all_values(name, domain)
+                or [domain.last if isinstance(domain, Range) else domain.choices[0]]
             )
             for name, domain in self.dimensions.free().items()
         }
@@ -325,11 +325,11 @@ class SearchSpace:
         micro, ranks = self.dimensions["micro_batch_size_per_gpu"], self.dimensions["world_size"]
         if self.own_dimensions and micro is None:
             return
-        micros = None if micro is None else _values("micro_batch_size_per_gpu", micro)
+        micros = None if micro is None else all_values("micro_batch_size_per_gpu", micro)
         numbers = (
             [self.world_size]
             if ranks is None
-            else _values("world_size", ranks) or [self.world_size]
+            else all_values("world_size", ranks) or [self.world_size]
         )
         given = _listed(numbers)
         product = (
@@ -425,7 +425,7 @@ def is_integer(name: str, domain: Range) -> bool:
     return domain.step is not None and not domain.step % 1 and not domain.low % 1
 
 
-def _values(name: str, domain: Domain) -> list[Scalar] | None:
+def all_values(name: str, domain: Domain) -> list[Scalar] | None:
     """Return the values that a domain can have; None if there are too many."""
     if not isinstance(domain, Range):
         return list(values_of(domain))
@@ -436,16 +436,12 @@ def _values(name: str, domain: Domain) -> list[Scalar] | None:
     return stepped(int(low), int(high), int(step)) if integer else stepped(low, high, step)
 
 
-def _single_value(name: str, domain: Domain) -> Scalar | None:
+def single_value(name: str, domain: Domain) -> Scalar | None:
     """Return the value of a domain that has a single one; None: it has several."""
     if not isinstance(domain, Range):
         values = values_of(domain)
         return values[0] if len(values) == 1 else None
-    is_single = domain.low == domain.high
-    if domain.step is not None:  # in decimals, as Optuna decides it
-        width = Decimal(str(domain.high)) - Decimal(str(domain.low))
-        is_single = width < Decimal(str(domain.step))
-    if not is_single:
+    if domain.low < domain.last:
         return None
     return int(domain.low) if is_integer(name, domain) else domain.low
 
@@ -458,7 +454,7 @@ def lowest(domain: Any) -> Scalar:
 
 def highest(domain: Any) -> float:
     """Return the highest value of a domain of numbers."""
-    return float(domain.high if isinstance(domain, Range) else max(values_of(domain)))
+    return float(domain.last if isinstance(domain, Range) else max(values_of(domain)))
 
 
 def _holds(domain: Domain, value: Scalar) -> bool:

@@ -11,7 +11,7 @@ from pydantic import (
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, StatedAffects
 from carbonopt.core.errors import shortened
-from carbonopt.core.values import Given, Scalar
+from carbonopt.core.values import Given, Scalar, step_of, steps_between
 from carbonopt.spec.base_settings import Settings
 
 AUTO = "auto"  # stands in the place of a space
@@ -71,6 +71,16 @@ class Range(Settings):
                 self.step is not None and low < high and (high - low) / self.step < 1 - 1e-9
             ),
         }
+
+    @property
+    def last(self) -> float:
+        """The highest value: `high`, or the last step that is not above it.
+
+        Steps are counted in decimals, as Optuna counts them.
+        """
+        if self.step is None:
+            return self.high
+        return float(step_of(self.low, self.step, steps_between(self.low, self.high, self.step)))
 
 
 class Fixed(Settings):

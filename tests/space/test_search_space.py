@@ -6,7 +6,8 @@ import pytest
 
 from carbonopt.core.dimensions import STABLE_DECAY, TrialParams
 from carbonopt.core.errors import BadInput
-from carbonopt.space.search_space import SearchSpace
+from carbonopt.search.inner_samplers import distributions
+from carbonopt.space.search_space import SearchSpace, highest
 from carbonopt.spec.space_settings import Choices, Range, Space
 
 
@@ -272,3 +273,26 @@ def test_at_one_rank_all_scalings_of_the_rate_are_one() -> None:
         == "sqrt"
     )
     assert len(space.combinations) == 3
+
+
+def own_space(**dimensions: object) -> SearchSpace:
+    return SearchSpace(Space.model_validate(dimensions), 1, on_gpu=False, own_dimensions=True)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step", "values"),
+    [
+        (0, 1, 0.3, [0.0, 0.3, 0.6, 0.9]),
+        (0, 1, 0.33333333334, [0.0, 0.33333333334, 0.66666666668]),
+        (0.1, 0.3, 0.1, [0.1, 0.2, 0.3]),
+        (1, 10, 2, [1, 3, 5, 7, 9]),
+    ],
+)
+def test_a_range_ends_at_its_last_step(
+    low: float, high: float, step: float, values: list, recwarn: pytest.WarningsRecorder
+) -> None:
+    searched = own_space(h={"low": low, "high": high, "step": step})
+    assert [each["h"] for each in searched.combinations] == values
+    assert highest(searched.dimensions["h"]) == values[-1]
+    assert distributions(searched)["h"].high == values[-1]
+    assert not recwarn.list

@@ -257,7 +257,7 @@ def _ends(domain: Any) -> tuple[Scalar, ...]:
     """Return a range's ends, whole numbers as int, or all choices of another domain."""
     if not isinstance(domain, Range):
         return values_of(domain)
-    return tuple(int(end) if float(end).is_integer() else end for end in (domain.low, domain.high))
+    return tuple(int(end) if float(end).is_integer() else end for end in (domain.low, domain.last))
 
 
 class Probe:
