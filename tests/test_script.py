@@ -24,6 +24,7 @@ from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.study_checks import check
 from carbonopt.study.study_file import load_study
 from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
+from carbonopt.train.scripts.script_values import points
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 LOOP = """
@@ -889,6 +890,15 @@ def test_a_step_as_wide_as_its_range_has_both_ends(tmp_path: Path) -> None:
     step = {"low": 0.1, "high": 0.3, "step": 0.2}  # 0.1 + 0.2 > 0.3
     study = study_of(tmp_path, LOOP, space={"learning_rate": 0.1, "my_width": step})
     assert len({values["my_width"] for values in check(load_study(study)).space.combinations}) == 2
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_range_of_one_value_is_one_point(log: bool, tmp_path: Path) -> None:
+    single = {"low": 0.13, "high": 0.13, "log": log}
+    study = study_of(tmp_path, LOOP, space={"learning_rate": 0.1, "my_width": single})
+    checked = check(load_study(study)).space
+    assert [values["my_width"] for values in checked.combinations] == [0.13]
+    assert [point["my_width"] for point in points(checked.dimensions, ["my_width"], 1)] == [0.13]
 
 
 @pytest.mark.parametrize("refused", REFUSED)

@@ -143,6 +143,8 @@ def _fractional(name: str, domain: Domain) -> str:
     """Say that a range between whole numbers has fractions, too, which a script may refuse."""
     if not isinstance(domain, Range) or is_integer(name, domain):
         return ""
+    if domain.low == domain.high:
+        return ""
     return ", fractions too" if not domain.low % 1 and not domain.high % 1 else ""
 
 

@@ -23,10 +23,10 @@ from carbonopt.core.units import kwh_from_joules
 from carbonopt.core.values import Given, Scalar, Whole
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.engine import Engine
-from carbonopt.space.search_space import SearchSpace
+from carbonopt.space.search_space import SearchSpace, single_value
 from carbonopt.spec.base_settings import Settings
 from carbonopt.spec.launch_settings import ReplayLaunch
-from carbonopt.spec.space_settings import Choices, Fixed
+from carbonopt.spec.space_settings import Fixed, Range
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.trial_spec import TrialSpec
 
@@ -110,7 +110,8 @@ class ReplayEngine(Engine):
             if name not in recorded and not isinstance(domain, Fixed):
                 over = f"the table {self._path} was recorded over {', '.join(recorded)} only"
                 raise BadInput(f"search.space.{name}: {over}; leave this dimension out.")
-            if name in recorded and not isinstance(domain, Choices | Fixed):
+            several = isinstance(domain, Range) and single_value(name, domain) is None
+            if name in recorded and several:
                 raise BadInput(
                     f"search.space.{name}: a replay needs choices, because the table holds single"
                     " points."

@@ -427,6 +427,8 @@ def is_integer(name: str, domain: Range) -> bool:
 
 def all_values(name: str, domain: Domain) -> list[Scalar] | None:
     """Return the values that a domain can have; None if there are too many."""
+    if (single := single_value(name, domain)) is not None:
+        return [single]
     if not isinstance(domain, Range):
         return list(values_of(domain))
     low, high, integer = domain.low, domain.high, is_integer(name, domain)

@@ -204,7 +204,8 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
     start = None if config.search.start is None else space.start_values(config.search.start)
     if config.search.sampler == "grid" and space.combinations is None:
         raise BadInput(
-            "search.sampler: a grid needs choices (or a step) in every dimension of search.space."
+            "search.sampler: a grid needs choices (or a step, or a single value) in every dimension"
+            " of search.space."
         )
     for package in ("tensorboard", "mlflow", "trackio"):
         if getattr(config.track, package):

@@ -434,3 +434,23 @@ def test_a_dimension_that_is_no_distribution_is_named() -> None:
 def test_a_seed_of_none_differs_each_time() -> None:
     first = {asked(seed=None).ask(SPACE).params["learning_rate"] for _ in range(3)}
     assert len(first) > 1
+
+
+@pytest.mark.parametrize("sampler", ["carbon", "grid", "random", "tpe", "nsga2", "gp"])
+@pytest.mark.parametrize("sizes", [[4], [4, 8]])
+def test_a_range_of_one_value_lets_every_sampler_end(
+    sampler: str, sizes: list[int], tiny_study: dict
+) -> None:
+    space = {
+        "global_batch_size": {"choices": sizes},
+        "learning_rate": {"low": 1e-3, "high": 1e-3, "log": True},
+        "epochs": {"low": 1, "high": 1},
+    }
+    strategy = strategy_of(tiny_study, space, sampler)
+    study = optuna.create_study(directions=["minimize"] * 2)
+    while (plan := strategy.plan(study.trials, len(study.trials))).why_ended is None:
+        study.sampler = plan.sampler
+        trial = study.ask(strategy.distributions)
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    assert sorted(trial.params["global_batch_size"] for trial in study.trials) == sizes
+    assert plan.why_ended == "every configuration of the search space has been run"

@@ -296,3 +296,18 @@ def test_a_range_ends_at_its_last_step(
     assert highest(searched.dimensions["h"]) == values[-1]
     assert distributions(searched)["h"].high == values[-1]
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_range_of_one_value_is_one_choice(log: bool) -> None:
+    single = {"low": 4, "high": 4, "log": log}
+    assert own_space(h={"choices": [1]}, e=single).combinations == [{"h": 1, "e": 4.0}]
+    assert own_space(h={"choices": [1, 2]}, e=single).combinations == [
+        {"h": 1, "e": 4.0},
+        {"h": 2, "e": 4.0},
+    ]
+
+
+def test_completions_count_for_a_range_of_generations_as_for_choices() -> None:
+    for generations in (4, {"choices": [4, 8]}, {"low": 4, "high": 4}, {"low": 4, "high": 8}):
+        space(num_generations=generations, global_batch_size=16).check_fits(4)

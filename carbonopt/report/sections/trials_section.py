@@ -28,7 +28,7 @@ from carbonopt.report.document import (
 )
 from carbonopt.report.figures.points import last_value
 from carbonopt.report.study_view import StudyView
-from carbonopt.spec.space_settings import Choices
+from carbonopt.space.search_space import all_values
 
 ALL_TRIALS = "all-trials"
 FEW_TRIALS = 10  # completed trials; with fewer, the front is a sketch
@@ -284,9 +284,10 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
 
 
 def _all_tried(study: StudyView, searched: Sequence[TrialRecord]) -> bool:
-    """Return whether each combination of the space's choices was tried; a range has no end."""
-    domains = study.data.config.search.space.free().values()
-    sizes = [len(domain.choices) if isinstance(domain, Choices) else math.inf for domain in domains]
+    """Return whether each combination of the space was tried; a continuous range has no end."""
+    domains = study.data.config.search.space.free()
+    listed = [all_values(name, domain) for name, domain in domains.items()]
+    sizes = [math.inf if values is None else len(values) for values in listed]
     return len({record.params for record in searched}) >= math.prod(sizes)
 
 

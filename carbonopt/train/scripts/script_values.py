@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Collection, Iterator
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.values import Scalar
-from carbonopt.space.search_space import is_integer
-from carbonopt.spec.space_settings import Range, Space, values_of
+from carbonopt.core.values import Scalar, step_of, steps_between
+from carbonopt.space.search_space import is_integer, single_value
+from carbonopt.spec.space_settings import Domain, Range, Space, values_of
 
 # names that a command may have beside the dimensions
 PLACEHOLDERS = (
@@ -74,16 +74,7 @@ def points(space: Space, names: Collection[str], world_size: int) -> Iterator[di
     """
     values: dict[str, tuple[Scalar, ...]] = {"world_size": (world_size,)}
     for name, domain in space.domains().items():
-        if isinstance(domain, Range):
-            middle = (
-                (domain.low * domain.high) ** 0.5 if domain.log else (domain.low + domain.high) / 2
-            )
-            whole = is_integer(name, domain)
-            several = tuple(
-                int(value) if whole else value for value in (domain.low, middle, domain.high)
-            )
-        else:
-            several = values_of(domain)
+        several = _some_values(name, domain)
         values[name] = several if name in names else several[:1]
     for combination in itertools.islice(itertools.product(*values.values()), _MOST_POINTS):
         record = dict(zip(values, combination, strict=True))
@@ -92,3 +83,16 @@ def points(space: Space, names: Collection[str], world_size: int) -> Iterator[di
             if int(record[BATCHES[0]]) % product:
                 continue
         yield with_batches(record)
+
+
+def _some_values(name: str, domain: Domain) -> tuple[Scalar, ...]:
+    """Return all choices of a domain, or both ends and the middle of a range."""
+    if not isinstance(domain, Range):
+        return values_of(domain)
+    if (single := single_value(name, domain)) is not None:
+        return (single,)
+    low, high = domain.low, domain.last
+    middle = (low * high) ** 0.5 if domain.log else (low + high) / 2
+    if domain.step is not None:
+        middle = step_of(low, domain.step, steps_between(low, high, domain.step) // 2)
+    return tuple(int(value) if is_integer(name, domain) else value for value in (low, middle, high))
