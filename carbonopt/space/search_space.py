@@ -22,9 +22,11 @@ from carbonopt.core.dimensions import (
 from carbonopt.core.errors import BadInput
 from carbonopt.core.format import visible_text
 from carbonopt.core.refusals import first_error
-from carbonopt.core.values import Scalar, stepped
+from carbonopt.core.values import Scalar, step_of, stepped, steps_between
 from carbonopt.spec.space_settings import Choices, Domain, Fixed, Range, Space, values_of
 
+# Share of a step by which a number may differ from a value that it stands for, as 0.1 + 0.2 does.
+_SAME_STEP = 1e-9
 ENUMERATION_LIMIT = 100_000  # values or combinations; a space with more counts as infinite
 # Dimensions that some rule is about.
 _EXISTENCE = (
@@ -198,8 +200,11 @@ class SearchSpace:
                 names = f"known: {_listed(known)}" if known else "search.space has no dimensions"
                 raise BadInput(f"search.start: unknown dimension {name}; {names}.")
             domain = self.dimensions[name]
-            if domain is None or not _holds(domain, value):
-                place = f"search.space.{name} ({describe(domain)})"
+            own = None if domain is None else own_value(name, domain, value)
+            if own is None:
+                place = (
+                    f"search.space.{name} ({describe(domain)}{_nearest_text(name, domain, value)})"
+                )
                 raise BadInput(
                     f"search.start.{name}: {value!r} is not in {place}; add it there, or change the"
                     " start."
@@ -459,13 +464,44 @@ def highest(domain: Any) -> float:
     return float(domain.last if isinstance(domain, Range) else max(values_of(domain)))
 
 
-def _holds(domain: Domain, value: Scalar) -> bool:
-    if isinstance(domain, Range):
-        return not isinstance(value, bool | str) and domain.low <= value <= domain.high
-    return any(
-        choice == value and isinstance(choice, bool) == isinstance(value, bool)
-        for choice in values_of(domain)
-    )
+def own_value(name: str, domain: Domain, value: Scalar) -> Scalar | None:
+    """Return a value as a domain has it: 1 for 1.0 among choices 1 and 2; None: it hasn't."""
+    if not isinstance(domain, Range):
+        is_bool = isinstance(value, bool)
+        same = (each for each in values_of(domain) if isinstance(each, bool) == is_bool)
+        return next((each for each in same if each == value), None)
+    if isinstance(value, bool | str) or not domain.low <= value <= domain.high:
+        return None
+    if (step := _step(name, domain)) is None:
+        return float(value)
+    below, above = _neighbours(name, domain, step, value)
+    near = below if value - below < above - value else above
+    return near if abs(value - near) <= _SAME_STEP * step else None
+
+
+def _step(name: str, domain: Range) -> float | None:
+    """Return the distance of a range's values; None: it is continuous."""
+    return domain.step or (1.0 if is_integer(name, domain) else None)
+
+
+def _neighbours(name: str, domain: Range, step: float, value: float) -> tuple[Any, Any]:
+    """Return the values below and above (or at) a number that lies in a range with steps."""
+    low, last, kind = domain.low, domain.last, int if is_integer(name, domain) else float
+    index = steps_between(low, min(value, last), step)
+    below = step_of(low, step, index)
+    above = min(last, step_of(low, step, index + 1))
+    return kind(below), kind(above)
+
+
+def _nearest_text(name: str, domain: Domain | None, value: Scalar) -> str:
+    """Name the values of a range with steps that are next to a number between its ends."""
+    if not isinstance(domain, Range) or isinstance(value, bool | str):
+        return ""
+    step = _step(name, domain)
+    if step is None or not domain.low <= value <= domain.high:
+        return ""
+    near = dict.fromkeys(_neighbours(name, domain, step, value))
+    return f"; near it: {_listed(near)}"
 
 
 def _products(values: dict[str, list[Scalar]]) -> Iterator[dict[str, Scalar]]:

@@ -311,3 +311,27 @@ def test_a_range_of_one_value_is_one_choice(log: bool) -> None:
 def test_completions_count_for_a_range_of_generations_as_for_choices() -> None:
     for generations in (4, {"choices": [4, 8]}, {"low": 4, "high": 4}, {"low": 4, "high": 8}):
         space(num_generations=generations, global_batch_size=16).check_fits(4)
+
+
+@pytest.mark.parametrize(
+    ("domain", "value", "near"),
+    [
+        ({"low": 1, "high": 9, "step": 2}, 2.5, ["1", "3"]),
+        ({"low": 1, "high": 9, "step": 2}, 2, ["1", "3"]),
+        ({"low": 0, "high": 1, "step": 0.3}, 0.5, ["0.3", "0.6"]),
+        ({"low": 0, "high": 1, "step": 0.3}, 1, ["0.9"]),
+        ({"low": 1, "high": 9, "step": 2}, 11, []),
+        ({"low": 1, "high": 9}, True, []),
+        ({"choices": [1, 2]}, True, []),
+    ],
+)
+def test_a_start_between_the_steps_is_refused(domain: dict, value: float, near: list[str]) -> None:
+    with pytest.raises(BadInput) as refusal:
+        own_space(h=domain).start_values({"h": value})
+    assert f"search.start.h: {value!r}" in str(refusal.value)
+    assert not near or f"; near it: {', '.join(near)}" in str(refusal.value)
+
+
+def test_a_start_must_be_whole_where_the_dimension_is() -> None:
+    with pytest.raises(BadInput, match=r"search.start.global_batch_size: 8.5 .* near it: 8, 9"):
+        space(global_batch_size={"low": 4, "high": 16}).start_values({"global_batch_size": 8.5})
