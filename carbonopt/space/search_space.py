@@ -190,35 +190,38 @@ class SearchSpace:
     def start_values(self, start: dict[str, Scalar]) -> dict[str, Scalar]:
         """Return the values of the free dimensions in the user's own first configuration.
 
+        They are the space's own: 1 for 1.0 among choices 1 and 2.
+
         Raises:
             BadInput: if the configuration names an unknown dimension, leaves a free one out, lies
                 outside the space or can't exist.
         """
-        known = self.dimensions.domains() if self.own_dimensions else DIMENSION_NAMES
-        for name, value in start.items():
-            if name not in known:
-                names = f"known: {_listed(known)}" if known else "search.space has no dimensions"
-                raise BadInput(f"search.start: unknown dimension {name}; {names}.")
-            domain = self.dimensions[name]
-            own = None if domain is None else own_value(name, domain, value)
-            if own is None:
-                place = (
-                    f"search.space.{name} ({describe(domain)}{_nearest_text(name, domain, value)})"
-                )
-                raise BadInput(
-                    f"search.start.{name}: {value!r} is not in {place}; add it there, or change the"
-                    " start."
-                )
+        given = {name: self._start_value(name, value) for name, value in start.items()}
         free = self.dimensions.free()
-        if missing := _listed(name for name in free if name not in start):
+        if missing := _listed(name for name in free if name not in given):
             raise BadInput(
                 "search.start must name every dimension that the search varies; missing:"
                 f" {missing}."
             )
-        values = self.canonical({name: start[name] for name in free})
+        values = self.canonical({name: given[name] for name in free})
         if broken := self.rule_broken(values):
             raise BadInput(f"search.start: {broken}")
         return values
+
+    def _start_value(self, name: str, value: Scalar) -> Scalar:
+        known = self.dimensions.domains() if self.own_dimensions else DIMENSION_NAMES
+        if name not in known:
+            names = f"known: {_listed(known)}" if known else "search.space has no dimensions"
+            raise BadInput(f"search.start: unknown dimension {name}; {names}.")
+        domain = self.dimensions[name]
+        own = None if domain is None else own_value(name, domain, value)
+        if own is None:
+            place = f"search.space.{name} ({describe(domain)}{_nearest_text(name, domain, value)})"
+            raise BadInput(
+                f"search.start.{name}: {value!r} is not in {place}; add it there, or change the"
+                " start."
+            )
+        return own
 
     def check_fits(self, train_examples: int) -> None:
         """Check that the space fits the number of training examples.

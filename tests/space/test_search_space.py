@@ -335,3 +335,18 @@ def test_a_start_between_the_steps_is_refused(domain: dict, value: float, near: 
 def test_a_start_must_be_whole_where_the_dimension_is() -> None:
     with pytest.raises(BadInput, match=r"search.start.global_batch_size: 8.5 .* near it: 8, 9"):
         space(global_batch_size={"low": 4, "high": 16}).start_values({"global_batch_size": 8.5})
+
+
+@pytest.mark.parametrize(
+    ("domain", "given", "own"),
+    [
+        ({"choices": [1, 2]}, 1.0, 1),
+        ({"choices": [1.0, 2.5]}, 1, 1.0),
+        ({"choices": [False, 2]}, False, False),
+        ({"low": 0, "high": 8}, 4, 4.0),
+        ({"low": 1, "high": 9, "step": 2}, 3.0, 3),
+        ({"low": 0.1, "high": 0.5, "step": 0.1}, 0.1 + 0.2, 0.3),
+    ],
+)
+def test_a_start_has_the_spelling_of_the_space(domain: dict, given: float, own: float) -> None:
+    assert repr(own_space(h=domain).start_values({"h": given})) == repr({"h": own})
