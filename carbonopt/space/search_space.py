@@ -190,20 +190,22 @@ class SearchSpace:
     def start_values(self, start: dict[str, Scalar]) -> dict[str, Scalar]:
         """Return the values of the free dimensions in the user's own first configuration.
 
-        They are the space's own: 1 for 1.0 among choices 1 and 2.
+        They are the space's own: 1 for 1.0 among choices 1 and 2. A dimension that has a single
+        value need not be named.
 
         Raises:
-            BadInput: if the configuration names an unknown dimension, leaves a free one out, lies
-                outside the space or can't exist.
+            BadInput: if the configuration names an unknown dimension, leaves one of several values
+                out, lies outside the space or can't exist.
         """
         given = {name: self._start_value(name, value) for name, value in start.items()}
         free = self.dimensions.free()
-        if missing := _listed(name for name in free if name not in given):
+        values = self._single | given
+        if missing := _listed(name for name in free if name not in values):
             raise BadInput(
                 "search.start must name every dimension that the search varies; missing:"
                 f" {missing}."
             )
-        values = self.canonical({name: given[name] for name in free})
+        values = self.canonical({name: values[name] for name in free})
         if broken := self.rule_broken(values):
             raise BadInput(f"search.start: {broken}")
         return values

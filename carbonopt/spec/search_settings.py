@@ -57,6 +57,9 @@ class Search(Settings):
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of training and of the search."""
 
+    def violations(self) -> dict[str, bool]:
+        return {"start must name a dimension, but is {}; leave it out": self.start == {}}
+
 
 class Budget(Settings):
     """The limits of a study, which ends when the first of them is reached."""

@@ -350,3 +350,22 @@ def test_a_start_must_be_whole_where_the_dimension_is() -> None:
 )
 def test_a_start_has_the_spelling_of_the_space(domain: dict, given: float, own: float) -> None:
     assert repr(own_space(h=domain).start_values({"h": given})) == repr({"h": own})
+
+
+@pytest.mark.parametrize(
+    ("single", "value"),
+    [
+        ({"choices": [4]}, 4),
+        ({"low": 4, "high": 4}, 4.0),
+        ({"low": 4, "high": 4, "log": True}, 4.0),
+        ({"low": 4, "high": 4, "step": 1}, 4),
+    ],
+)
+def test_a_start_need_not_name_what_has_a_single_value(single: dict, value: float) -> None:
+    searched = own_space(h={"choices": [1, 2]}, e=single)
+    started = searched.start_values({"h": 2})
+    assert repr(started) == repr({"h": 2, "e": value})
+    with pytest.raises(BadInput, match=r"missing: h\."):
+        searched.start_values({"e": 4})
+    with pytest.raises(BadInput, match=r"search.start.e: 5 is not in search.space.e"):
+        searched.start_values({"h": 2, "e": 5})

@@ -260,6 +260,11 @@ def test_choices_that_a_command_can_not_tell_apart_are_refused(
     )
 
 
+def test_an_empty_start_is_refused(tiny_study: dict, write_study) -> None:
+    tiny_study["search"]["start"] = {}
+    assert "start must name a dimension, but is {}" in refused(tiny_study, write_study)
+
+
 def test_check_needs_the_database_that_queries_are_judged_by() -> None:
     path = Path(__file__).parents[2] / "studies" / "library-sql.yaml"
     study = {**yaml.safe_load(path.read_text()), "target": {"execution_match": 0.5}}
