@@ -189,10 +189,9 @@ class _Column(NamedTuple):
 def _column(name: str, domain: Choices | Range, tried: list[Any]) -> _Column:
     kinds = {str if isinstance(value, str) else isinstance(value, bool) for value in tried}
     if isinstance(domain, Choices) and (str in kinds or len(kinds) > 1):
-        keys = [(isinstance(value, bool), value) for value in tried]  # 1 and true are not the same
-        words = [choice for choice in domain.choices if (isinstance(choice, bool), choice) in keys]
-        place_of = {(isinstance(word, bool), word): place for place, word in enumerate(words)}
-        codes = np.array([place_of[key] for key in keys], float)
+        words = [choice for choice in domain.choices if choice in tried]
+        place_of = {word: place for place, word in enumerate(words)}
+        codes = np.array([place_of[value] for value in tried], float)
         return _Column(
             name, codes, tuple(words), np.arange(len(words), dtype=float), ordered=len(words) == 2
         )

@@ -1,5 +1,6 @@
 """The part `search.space` of a study file: the values of each dimension."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import (
@@ -17,6 +18,22 @@ from carbonopt.spec.base_settings import Settings
 AUTO = "auto"  # stands in the place of a space
 
 
+def same_choices(choices: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return two choices that count as the same; None: all differ.
+
+    1, 1.0 and true are equal in Python, by which trials are compared. 1 and "1" look the same in a
+    command.
+    """
+    by_value: dict[Any, Any] = {}
+    by_text: dict[str, Any] = {}
+    for choice in choices:
+        for known, key in ((by_value, choice), (by_text, str(choice))):
+            if key in known:
+                return known[key], choice
+        by_value[choice] = by_text[str(choice)] = choice
+    return None
+
+
 class Choices(Settings):
     """Any of the listed values."""
 
@@ -28,14 +45,15 @@ class Choices(Settings):
     Left out: the search learns both effects from the trials."""
 
     def violations(self) -> dict[str, bool]:
-        # in a study file 1 and true differ, though they are equal in Python
-        different = {(isinstance(choice, bool), choice) for choice in self.choices}
-        # 1 and "1" look the same in a command
-        alike = len(set(map(str, self.choices))) < len(self.choices)
-        text = f"choices must differ from each other, but got {shortened(list(self.choices))}"
+        pair = same_choices(self.choices)
+        named = "" if pair is None else f"{pair[0]!r} and {pair[1]!r} count as the same"
+        text = (
+            f"choices must differ from each other, but got {shortened(list(self.choices))}, where"
+            f" {named}; leave one out"
+        )
         return {
-            "choices must have at least one value": not different,
-            text: alike or len(different) < len(self.choices),
+            "choices must have at least one value": not self.choices,
+            text: pair is not None,
         }
 
 

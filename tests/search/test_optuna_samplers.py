@@ -573,3 +573,11 @@ def test_what_complete_does_to_its_argument_changes_no_candidate() -> None:
 def test_arguments_that_cannot_be_are_named(arguments: dict, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         CarbonSampler("perplexity", TARGET, search_space=FINITE, **arguments)
+
+
+@pytest.mark.parametrize("choices", [(1, True, 2), (0, 1, False), (1, 1.0)])
+def test_choices_that_are_equal_in_python_are_refused(choices: tuple) -> None:
+    space = {**FINITE, "h": CategoricalDistribution(choices)}
+    study = study_with(CarbonSampler("perplexity", TARGET, search_space=space))
+    with pytest.raises(ValueError, match="h must have choices that differ"):
+        study.ask(space)

@@ -251,13 +251,26 @@ def test_a_piece_may_be_in_the_home_folder(
     assert (carbon.country, carbon.trace) == ("FRA", str(tmp_path / "a.csv"))
 
 
-def test_choices_that_a_command_can_not_tell_apart_are_refused(
-    tiny_study: dict, write_study
+@pytest.mark.parametrize(
+    ("choices", "same"),
+    [
+        ([1, "1"], "1 and '1'"),
+        ([1, 1.0], "1 and 1.0"),
+        ([1, True, 2], "1 and True"),
+        ([0, 1, False, True], "0 and False"),
+        ([True, 0.5, 1.0], "True and 1.0"),
+    ],
+)
+def test_choices_that_count_as_the_same_are_refused(
+    choices: list, same: str, tiny_study: dict, write_study
 ) -> None:
-    tiny_study["search"]["space"]["epochs"] = {"choices": [1, "1"]}
-    assert "choices must differ from each other, but got [1, '1']" in refused(
-        tiny_study, write_study
-    )
+    tiny_study["search"]["space"]["epochs"] = {"choices": choices}
+    said = refused(tiny_study, write_study)
+    assert f"choices must differ from each other, but got {choices}" in said and same in said
+
+
+def test_true_and_other_numbers_are_different_choices() -> None:
+    assert Choices(choices=(True, 0, 2)).choices == (True, 0, 2)
 
 
 def test_an_empty_start_is_refused(tiny_study: dict, write_study) -> None:

@@ -343,6 +343,11 @@ def check_dimensions(distributions: Mapping[str, BaseDistribution]) -> None:
             if isinstance(distribution, CategoricalDistribution)
             else _ends(distribution)
         )
+        if len(set(values)) < len(values) and isinstance(distribution, CategoricalDistribution):
+            raise ValueError(
+                f"{name} must have choices that differ, but has {shortened(values)}, of which some"
+                " are equal in Python, as 1, 1.0 and True are: leave all but one of them out."
+            )
         if isinstance(distribution, FloatDistribution) and distribution.step is None:
             low, high = _ends(distribution)
             # A value that is not whole is checked, too, since some dimensions need whole numbers.
