@@ -807,6 +807,7 @@ def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
             for k in keys
         )
         return next(filter(None, differences), None)
-    if stored == given:
+    # As texts, in which 0 and false differ, and 1 and 1.0: a trial's command has one or the other.
+    if json.dumps(stored, sort_keys=True) == json.dumps(given, sort_keys=True):
         return None
     return f"{path} is {given!r} now, but {stored!r} in the study that is there"

@@ -1,6 +1,7 @@
 """The study file: what is read, and what is refused with which sentence."""
 
 import copy
+import json
 import os
 import re
 from pathlib import Path
@@ -35,7 +36,9 @@ def test_dimensions_are_choices_ranges_or_single_values(tiny_study: dict) -> Non
 def test_a_study_survives_being_stored(tiny_study: dict, replay_study: dict) -> None:
     for study in (tiny_study, replay_study):
         config = parse_study(study, "here")
-        assert StudyConfig.model_validate(config.model_dump(mode="json")) == config
+        stored = StudyConfig.model_validate(json.loads(json.dumps(config.model_dump(mode="json"))))
+        assert stored == config
+        assert json.dumps(stored.identity()) == json.dumps(config.identity()), "types count, too"
 
 
 def test_the_keys_that_may_change_are_those_outside_a_studys_identity(tiny_study: dict) -> None:

@@ -32,6 +32,7 @@ from carbonopt.storage.study_storage import (
     COST,
     WORST_VIOLATION,
     StudyStorage,
+    _first_difference,
     violation,
 )
 from carbonopt.storage.url import connect
@@ -332,3 +333,19 @@ def test_a_damaged_probe_is_named(
     storage = StudyStorage.of_folder(connect(f"sqlite:///{paths.storage}"), paths)
     with pytest.raises(BadInput, match=says):
         storage.read()
+
+
+@pytest.mark.parametrize(
+    ("stored", "given"),
+    [
+        ([0, 1, 4], [False, True, 4]),
+        ([1, 2], [1.0, 2.0]),
+        (1, True),
+        ("1", 1),
+        ([{"a": 0}], [{"a": 0.0}]),
+    ],
+)
+def test_values_of_other_types_are_other_values(stored: object, given: object) -> None:
+    difference = _first_difference({"space": {"h": stored}}, {"space": {"h": given}})
+    assert difference is not None and difference.startswith(f"space.h is {given!r} now")
+    assert _first_difference({"h": stored}, {"h": stored}) is None

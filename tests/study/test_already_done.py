@@ -88,6 +88,19 @@ def test_a_study_that_ended_for_want_of_configurations_starts_nothing(replayed: 
     assert replayed.run().ended == EVERY_ONE and replayed.begun == 2
 
 
+@pytest.mark.parametrize("trials", [3, 60])
+def test_a_choice_of_another_type_is_another_study(trials: int, replayed: Replayed) -> None:
+    replayed.study["budget"] = {"trials": trials}
+    begun = replayed.run()
+    epochs = replayed.study["search"]["space"]["epochs"]
+    whole = epochs["choices"]
+    epochs["choices"] = list(map(float, whole))
+    with pytest.raises(BadInput, match=r"another study: search\.space\.epochs\.choices"):
+        replayed.run()
+    epochs["choices"] = whole
+    assert replayed.run().records == begun.records
+
+
 def test_a_joining_worker_does_not_rely_on_a_stored_end(replayed: Replayed) -> None:
     replayed.study["budget"] = {"trials": 60}
     ended = replayed.run()
