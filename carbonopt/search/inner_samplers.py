@@ -15,7 +15,14 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from carbonopt.search.candidates import Distributions, key_of, movable, typed
+from carbonopt.search.candidates import (
+    Candidates,
+    Distributions,
+    Key,
+    key_of,
+    movable,
+    typed,
+)
 from carbonopt.space.search_space import SearchSpace, is_integer
 from carbonopt.spec.space_settings import Choices
 
@@ -147,7 +154,22 @@ class ValidSampler(GivenValuesSampler):
             values = self._space.canonical(values)
             if self._space.rule_broken(values) is None and key_of(values, names) not in known:
                 return values
-        combinations = self._space.combinations or []
-        left = [values for values in combinations if key_of(values, names) not in known]
+        rng = np.random.default_rng(self._seed)
+        left = self._left(known, search_space, rng)
         # Nothing new is left only if an interrupted trial is asked for again: its values are set.
-        return left[int(np.random.default_rng(self._seed).integers(len(left)))] if left else {}
+        return left[int(rng.integers(len(left)))] if left else {}
+
+    def _left(
+        self, known: set[Key], search_space: Distributions, rng: np.random.Generator
+    ) -> list[dict[str, Any]]:
+        """Return new configurations that can exist: all, or some of an infinite space."""
+        combinations = self._space.combinations
+        if combinations is not None:
+            names = list(search_space)
+            return [values for values in combinations if key_of(values, names) not in known]
+        candidates = Candidates(
+            search_space,
+            lambda values: self._space.rule_broken(values) is None,
+            canonical=self._space.canonical,
+        )
+        return candidates.untried(known, (), rng)

@@ -454,3 +454,21 @@ def test_a_range_of_one_value_lets_every_sampler_end(
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     assert sorted(trial.params["global_batch_size"] for trial in study.trials) == sizes
     assert plan.why_ended == "every configuration of the search space has been run"
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "nsga2", "gp"])
+def test_few_of_very_many_that_can_exist_are_found(sampler: str, tiny_study: dict) -> None:
+    space = {
+        "global_batch_size": {"low": 1, "high": 150_000},
+        "micro_batch_size_per_gpu": 1000,
+        "learning_rate": 1e-3,
+        "epochs": 1,
+    }
+    strategy = strategy_of(tiny_study, space, sampler)
+    study = optuna.create_study(directions=["minimize"] * 2)
+    for number in range(2):
+        study.sampler = strategy.plan(study.trials, number).sampler
+        trial = study.ask(strategy.distributions)
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    sizes = {trial.params["global_batch_size"] for trial in study.trials}
+    assert len(sizes) == 2 and not any(size % 1000 for size in sizes)
