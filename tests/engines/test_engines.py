@@ -20,6 +20,8 @@ from carbonopt.engines.kinds import ENGINES
 from carbonopt.engines.replay import _apart, read_table
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.study_data import StudyData
+from carbonopt.study.study_checks import check
+from carbonopt.study.study_file import parse_study
 
 HERE, THERE = Node(name="here", devices=("GPU-a",)), Node(name="there", devices=("GPU-b", "GPU-c"))
 
@@ -58,6 +60,17 @@ def test_a_replay_is_known_by_what_was_recorded() -> None:
     assert of({"gpu": "recorded"}).provenance.is_replay
     assert not of({"gpu": "measured", "cpu": "modelled"}).provenance.is_replay
     assert not of({}).provenance.is_replay
+
+
+def test_a_replay_takes_a_range_of_one_value_for_a_choice(replay_study: dict) -> None:
+    space = replay_study["search"]["space"]
+    epochs = space["epochs"]["choices"]
+    space["epochs"] = {"low": epochs[0], "high": epochs[0]}
+    searched = check(parse_study(replay_study, "here")).space
+    assert len(searched.combinations) == 9
+    space["epochs"] = {"low": epochs[0], "high": epochs[-1]}
+    with pytest.raises(BadInput, match=r"search\.space\.epochs: a replay needs choices"):
+        check(parse_study(replay_study, "here"))
 
 
 # -----------------------------------------------------------------------------------------------------

@@ -385,9 +385,12 @@ def test_repeats_are_no_other_configurations():
     }
 
 
+@pytest.mark.parametrize("epochs", [2, {"low": 2, "high": 2}])
 @pytest.mark.parametrize(("rates", "said"), [([1e-3, 2e-3], False), ([1e-3, 2e-3, 3e-3], True)])
-def test_where_all_was_tried_nothing_cheaper_is_left(rates: list[float], said: bool) -> None:
-    space = {"global_batch_size": 16, "learning_rate": {"choices": rates}, "epochs": 2}
+def test_where_all_was_tried_nothing_cheaper_is_left(
+    rates: list[float], said: bool, epochs: object
+) -> None:
+    space = {"global_batch_size": 16, "learning_rate": {"choices": rates}, "epochs": epochs}
     data = study(trial(0), trial(1, 2e-3, 4.0), raw={"search": {"space": space}})
     assert ("few_trials" in caveats_of(data)) is said
 
