@@ -442,6 +442,11 @@ def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
     )
 
 
+def is_failed_replicate(record: TrialRecord) -> bool:
+    """Return whether a run repeated a configuration and ended without a result."""
+    return record.repeat_of is not None and record.has_finished and objectives(record) is None
+
+
 def by_means(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Return the search's trials, with the means of those repeated with other seeds."""
     records = tuple(records)

@@ -12,7 +12,13 @@ until the interval of the saving is narrow enough.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from carbonopt.analysis.confidence import Configuration, Evidence, Standing, configurations
+from carbonopt.analysis.confidence import (
+    Configuration,
+    Evidence,
+    Standing,
+    configurations,
+    is_failed_replicate,
+)
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import count_text
 from carbonopt.core.quality import Target
@@ -196,6 +202,9 @@ def outcome(data: StudyData, available: Available) -> str:
         trials = [str(candidate.trial) for candidate in chosen if candidate.n == seeds]
         who = f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials)}"
         parts.append(f"{who} ran with {seeds} seed{'s' if seeds > 1 else ''}")
+    lost = [run for run in _not_cut_off(data.records) if is_failed_replicate(run)]
+    if lost:
+        parts.append(f"{count_text(len(lost), 'repeat')} ended without a result")
     if not any(map(evidence.confirmed, chosen)):
         parts.append("none of them was confirmed")
     confirm = data.config.confirm

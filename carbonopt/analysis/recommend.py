@@ -6,9 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from carbonopt.analysis.confidence import Confidence, Configuration, Evidence, Standing, by_means
+from carbonopt.analysis.confidence import (
+    Confidence,
+    Configuration,
+    Evidence,
+    Standing,
+    by_means,
+    is_failed_replicate,
+)
 from carbonopt.analysis.footprint import footprint
-from carbonopt.analysis.front import objectives, pareto_front
+from carbonopt.analysis.front import pareto_front
 from carbonopt.analysis.shortfall import Shortfall, shortfall
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
@@ -49,7 +56,10 @@ class Closest(Frozen):
 
 
 class Rejected(Frozen):
-    """A cheaper configuration whose first run met the target, but whose repeats refute that."""
+    """A configuration whose first run met the target, but whose repeats refute that.
+
+    Beside a recommendation these are the cheaper ones.
+    """
 
     trial: int
     seeds: int  # number of seeds that completed
@@ -99,7 +109,8 @@ class Recommendation(Answer):
     # other confirmed trials, whose emissions can't be distinguished from the winner's
     ties: tuple[int, ...]
     rejected: tuple[Rejected, ...]  # sorted by the emissions of their first runs
-    # trials that repeated the recommended configuration and ended without a result
+    # trials that repeated the recommended configuration and ended without a result; where nothing
+    # is recommended, those that repeated a rejected one
     failed_replicates: tuple[int, ...]
 
     @property
@@ -195,6 +206,8 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
     baseline = _baseline(data, evidence.configurations)
     spent = footprint(data)
     closest = None if winner else _closest(data.records, evidence.configurations)
+    rejected = tuple(_rejected(standings, winner, target))
+    repeated_trials = {winner.trial} if winner else {each.trial for each in rejected}
     return Recommendation(
         **(
             dict(_answer(evidence, winner, baseline, spent.emissions_kg_co2e))
@@ -217,9 +230,11 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
         repeats_emissions_kg_co2e=spent.repeats_emissions_kg_co2e,
         confidence=evidence.confidence(winner) if winner and repeated else None,
         ties=evidence.ties(winner) if winner else (),
-        rejected=tuple(_rejected(standings, winner, target)) if winner else (),
+        rejected=rejected,
         failed_replicates=tuple(
-            run.trial for run in data.records if winner and _failed_replicate(run, winner)
+            run.trial
+            for run in data.records
+            if run.repeat_of in repeated_trials and is_failed_replicate(run)
         ),
     )
 
@@ -328,23 +343,18 @@ def cheapest(
 
 
 def _rejected(
-    standings: Mapping[Configuration, Standing], winner: Configuration, target: Target
+    standings: Mapping[Configuration, Standing], winner: Configuration | None, target: Target
 ) -> Iterator[Rejected]:
     for config in sorted(standings, key=_BY_FIRST_RUN):
         if (
             standings[config] is Standing.REJECTED
             and config.first.meets(target)
-            and config.rank < winner.rank
+            and (winner is None or config.rank < winner.rank)
         ):
             failed = config.failed_replicate
             yield Rejected(
                 trial=config.trial, seeds=config.n, value=config.value, failed_replicate=failed
             )
-
-
-def _failed_replicate(record: TrialRecord, winner: Configuration) -> bool:
-    repeats = record.repeat_of == winner.trial
-    return repeats and record.has_finished and objectives(record) is None
 
 
 def _most_accurate(tried: Iterable[Configuration]) -> Configuration:
@@ -420,10 +430,27 @@ def break_even_interval(
     return None if fewest is None else (fewest, break_even(spent_kg, lowest_kg))
 
 
+def _not_failed(tried: Iterable[Configuration]) -> list[Configuration]:
+    return [config for config in tried if not config.failed_replicate]
+
+
+def _why_closest(closest: Configuration, tried: Sequence[Configuration]) -> str:
+    """Say by what a complete trial is the closest, and among which."""
+    why = "the complete trial with the best quality"
+    if any(config.n > 1 for config in tried):
+        why += ", by the mean where it was repeated"
+    if closest.failed_replicate:
+        why += "; with another seed it did not complete"
+    elif len(_not_failed(tried)) < len(tried):
+        why += ", among those of which no repeat failed"
+    return why
+
+
 def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> Closest | None:
     """Return the complete trial with the best quality, or an unfinished one that is better.
 
-    An unfinished one is judged by its last evaluation.
+    An unfinished one is judged by its last evaluation. Complete ones whose repeats failed count
+    only where there are no others.
     """
     emissions_kg: float | None
     unfinished = [
@@ -432,11 +459,7 @@ def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> 
         if run.evals and run.state is not TrialState.COMPLETE
     ]
     reached = [(value, run) for value, run in unfinished if value is not None]
-    config = (
-        _most_accurate([config for config in tried if not config.failed_replicate] or tried)
-        if tried
-        else None
-    )
+    config = _most_accurate(_not_failed(tried) or tried) if tried else None
     last = min(
         reached,
         key=lambda entry: (entry[1].quality.of.rank(entry[0]), entry[1].trial),
@@ -450,8 +473,7 @@ def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> 
             config.emissions_kg_co2e,
             config.n,
         )
-        why = "the complete trial with the best quality"
-        why += "; with another seed it did not complete" if config.failed_replicate else ""
+        why = _why_closest(config, tried)
     elif last is None:
         return None
     else:

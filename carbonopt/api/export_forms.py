@@ -82,7 +82,8 @@ def study_texts(
     standard = STANDARDS[form]
     if standard.describes_model and not study.recommendation.met:
         raise TargetNotMet(
-            f"no trial of {data.config.name} met the target, so there is no model for {form}.",
+            f"no configuration of {data.config.name} meets the target, so there is no model for"
+            f" {form}.",
             study.recommendation.closest,
         )
     text = standard_text(study, form)

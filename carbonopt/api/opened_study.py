@@ -93,7 +93,8 @@ class Study:
             closest = answer.closest
             nearest = f"; the closest is trial {closest.trial}, {closest.why}" if closest else ""
             raise TargetNotMet(
-                f"no trial of {self.name} meets the target {answer.target}{nearest}.", closest
+                f"no configuration of {self.name} meets the target {answer.target}{nearest}.",
+                closest,
             )
         fields = {name: getattr(answer, name) for name in type(answer).model_fields}
         return Recommended(**fields, caveats=top(study).caveats)

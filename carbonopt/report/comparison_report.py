@@ -292,7 +292,7 @@ def _recommended(view: StudiesView) -> Table:
 
     def configuration(study: ComparedStudy) -> str:
         return (
-            "no trial met the target"
+            "none meets the target"
             if study.recommended is None
             else short_params(study.recommended.params)
         )

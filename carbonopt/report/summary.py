@@ -3,11 +3,13 @@
 from collections.abc import Collection
 
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison
-from carbonopt.analysis.confidence import LEVEL
+from carbonopt.analysis.confidence import LEVEL, is_failed_replicate
+from carbonopt.analysis.confirmation import was_cut_off
 from carbonopt.analysis.recommend import Baseline, Recommendation, cheaper_but_unsure
 from carbonopt.core import format as fmt
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Quality
+from carbonopt.core.trial import TrialState
 from carbonopt.report.document import Tile
 from carbonopt.report.study_view import StudyView
 
@@ -24,6 +26,12 @@ def headline(study: StudyView) -> str:
     rec, quality = study.recommendation, study.quality
     if rec.params is None:
         closest = rec.closest
+        if rec.rejected:
+            held = f"No configuration holds the target, {quality.name} {_target(study)}"
+            once = f"{held}: {len(rec.rejected)} met it once, but {refutation_text(study)}"
+            if closest is None or any(rejected.failed_replicate for rejected in rec.rejected):
+                return once
+            return f"{once}; the closest had {quality.text(closest.value)}"
         if closest is not None and rec.target.is_met_by(closest.value):
             stood = f"one stood at {quality.text(closest.value)}"
             return f"No trial completed at the target, {quality.name} {_target(study)}; {stood}"
@@ -49,6 +57,33 @@ def headline(study: StudyView) -> str:
             f"{nothing} was confirmed to meet the target: {short_params(rec.params, study.varied)}"
         )
     return f"No trial emitted less CO2e than the baseline {at_quality}"
+
+
+def refutation_text(study: StudyView) -> str:
+    """Say how repeats refuted the configurations that met the target with the search's seed."""
+    tried = {rejected.trial for rejected in study.recommendation.rejected}
+    repeats = [run for run in study.data.records if run.repeat_of in tried]
+    repeats = [run for run in repeats if run.has_finished and not was_cut_off(run)]
+    lost = [run for run in repeats if is_failed_replicate(run)]
+    count, ended = len(repeats), _lost_text({run.state for run in lost})
+    if len(lost) == count:
+        all_of_them = {1: "the one repeat", 2: "both repeats"}.get(count, f"all {count} repeats")
+        return f"{all_of_them} {ended}"
+    missed = "the mean over several seeds misses it"
+    if not lost:
+        return missed
+    some = f"{len(lost)} of {count} repeats {ended}"
+    has_means = any(not rejected.failed_replicate for rejected in study.recommendation.rejected)
+    return f"{some}, and otherwise {missed}" if has_means else some
+
+
+def _lost_text(states: set[TrialState]) -> str:
+    """Say how runs without a result ended."""
+    if states == {TrialState.DIVERGED}:
+        return "diverged"
+    if states == {TrialState.INFEASIBLE}:
+        return "did not fit in memory"
+    return "ended without a result"
 
 
 def _is_without_baseline(rec: Recommendation) -> bool:

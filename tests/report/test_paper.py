@@ -202,7 +202,7 @@ def test_each_tex_says_what_becomes_of_edits() -> None:
 
 SAYS = {
     "no trial feasible": (
-        "No configuration reached the target perplexity of 6",
+        "No configuration was shown to meet the target perplexity of 6",
         "did not fit in memory",
     ),
     "one trial": ("one run: its spread is not known", "nothing pays the search back"),

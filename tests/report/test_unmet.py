@@ -363,3 +363,69 @@ def test_a_reward_below_a_target_that_is_not_positive_misses_it() -> None:
     for reward, is_near in ((0.0, True), (0.001, True), (0.1, False)):
         at_zero = caveats_of(reward_study(rewarded(0, (reward, {})), *others, target=0.0))
         assert ("near_target_single_run" in at_zero) == is_near, reward
+
+
+def repeat(number: int, repeat_of: int, perplexity: float | None, **changes) -> TrialRecord:
+    """A run of a trial's configuration with another seed; None: it diverged."""
+    if perplexity is None:
+        changes = {"state": TrialState.DIVERGED, "evals": (), **changes}
+    params = {"learning_rate": 1e-3 * (1 + repeat_of), "epochs": 2}
+    seed = {"repeat_of": repeat_of, "seed": 3 + number}
+    return trial(number, perplexity=perplexity, params=params, **seed, **changes)
+
+
+def test_trials_whose_repeats_all_diverged_met_the_target_once() -> None:
+    data = missed(
+        trial(0, 1e-3, 3.0),
+        trial(1, 2e-3, 3.5),
+        trial(2, 3e-3, 4.2),
+        repeat(3, 0, None),
+        repeat(4, 1, None),
+        target=4.0,
+    )
+    rec = recommend(data)
+    assert not rec.met
+    assert [(each.trial, each.failed_replicate) for each in rec.rejected] == [(0, True), (1, True)]
+    assert rec.failed_replicates == (3, 4)
+    assert rec.closest is not None and rec.closest.trial == 2
+    assert rec.closest.why.endswith("among those of which no repeat failed")
+    caveats = caveats_of(data)
+    assert caveats["met_once_repeats_failed"].numbers["trials"] == [0, 1]
+    assert caveats["met_once_repeats_failed"].numbers["repeats"] == [3, 4]
+    assert caveats["target_missed_by_others"].numbers["trial"] == 2
+    wrong = {"single_runs", "no_direction", "edge", "target_missed", "rejected"}
+    assert not wrong & caveats.keys()
+    assert "2 met it once, but both repeats diverged" in headline(StudyView(data))
+
+
+@pytest.mark.parametrize(
+    ("repeats", "said"),
+    [
+        ([repeat(2, 0, None)], "the one repeat diverged"),
+        ([repeat(2, 0, 6.0)], "the mean over several seeds misses it"),
+        ([repeat(2, 0, None), repeat(3, 0, 3.9)], "1 of 2 repeats diverged"),
+        (
+            [repeat(2, 0, None, state=TrialState.INFEASIBLE), repeat(3, 1, 9.0)],
+            "1 of 2 repeats did not fit in memory, and otherwise",
+        ),
+        (  # one that the budget cut off says nothing
+            [
+                repeat(2, 0, None),
+                repeat(3, 0, None, state=TrialState.PRUNED, stop_reason=StopReason.BUDGET),
+            ],
+            "the one repeat diverged",
+        ),
+    ],
+)
+def test_how_repeats_refuted_what_met_the_target_once(repeats, said: str) -> None:
+    value = 3.0 if any(record.repeat_of == 1 for record in repeats) else 4.5
+    data = missed(trial(0, 1e-3, 3.0), trial(1, 2e-3, value), *repeats, target=4.0)
+    assert said in headline(StudyView(data))
+
+
+def test_a_mean_that_misses_is_compared_with_the_target_and_shows_what_is_missing() -> None:
+    data = missed(trial(0, 1e-3, 3.9), trial(1, 2e-3, 6.0), repeat(2, 0, 4.3), target=4.0)
+    rec, caveats = recommend(data), caveats_of(data)
+    assert rec.closest is not None and (rec.closest.trial, rec.closest.seeds) == (0, 2)
+    assert caveats["met_once"].numbers["trials"] == [0]
+    assert {"target_missed", "no_direction"} <= caveats.keys()

@@ -53,11 +53,9 @@ def _considered(study: StudyView) -> Table:
             rows.append((safer.trial, "surer to meet the target", *figures))
         rows += [(trial, "a tie, within the error", *[None] * 4) for trial in rec.ties]
     for rejected in rec.rejected:
-        why = (
-            "failed with another seed"
-            if rejected.failed_replicate
-            else "cheaper, but its mean misses the target"
-        )
+        why = "cheaper, but its mean misses the target" if rec.met else "its mean misses the target"
+        if rejected.failed_replicate:
+            why = "failed with another seed"
         rows.append((rejected.trial, why, rejected.seeds, rejected.value, None, None))
     spread = ""
     if sure is not None and sure.value_deviation is not None:
@@ -130,9 +128,10 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
     if sure is not None:
         yield from _of_confidence(study, sure)
-    rejected = [rejected.trial for rejected in rec.rejected]
+    # Where nothing is recommended, the caveats on the shortfall name these.
+    rejected = [rejected.trial for rejected in rec.rejected] if rec.met else []
     for key, trials in (
-        ("failed_replicates", rec.failed_replicates),
+        ("failed_replicates", rec.failed_replicates if rec.met else ()),
         ("rejected", rejected),
         ("cheaper_but_unsure", cheaper_but_unsure(study.data, rec)),
         ("ties", rec.ties),
@@ -160,7 +159,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
             if candidates > 1
             else study.caveat("only_run")
         )
-    elif not rec.met and rec.trials_by_state[TrialState.COMPLETE] and not study.repeated:
+    elif not rec.met and rec.trials_by_state[TrialState.COMPLETE] and not rec.repeats:
         yield study.caveat("single_runs")
     yield from _near_target(study)
 

@@ -9,6 +9,7 @@ from carbonopt.analysis.shortfall import Shortfall
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import refutation_text
 from carbonopt.spec.space_settings import Fixed
 from carbonopt.spec.study_data import StudyData
 
@@ -24,19 +25,43 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     rec = study.recommendation
     if rec.met:
         return
+    any_failed = any(rejected.failed_replicate for rejected in rec.rejected)
+    if rec.rejected:
+        yield _of_the_rejected(study)
     if rec.closest is not None:
         trial, value, target = rec.closest.trial, rec.closest.value, rec.target.value
         worse = study.quality.worse_by(value, target)
         if rec.target.is_met_by(value):
             yield study.caveat("closest_not_complete", trial=trial)
         elif math.isfinite(worse):
-            yield study.caveat("target_missed", trial=trial, worse=worse)
+            key = "target_missed_by_others" if any_failed else "target_missed"
+            yield study.caveat(key, trial=trial, worse=worse)
         else:
             yield study.caveat("target_of_0_missed", trial=trial, value=value, target=target)
+    if any_failed:  # what the closest trial lacks says nothing about why the repeats failed
+        return
     if rec.shortfall is not None:
         yield from _of_the_closest(study, rec.shortfall)
     elif rec.closest is None or rec.closest.state is not TrialState.COMPLETE:
         yield from _of_the_states(study)
+
+
+def _of_the_rejected(study: StudyView) -> Caveat:
+    """Return the caveat on configurations that met the target once, and what refuted that."""
+    rec = study.recommendation
+    trials = sorted(rejected.trial for rejected in rec.rejected)
+    numbers: dict[str, Any] = {"trials": trials, "how": refutation_text(study)}
+    states = {run.state for run in study.data.records if run.trial in rec.failed_replicates}
+    if not states:
+        return study.caveat("met_once", **numbers)
+    advice = "see the logs of the repeats"
+    if TrialState.DIVERGED in states:
+        advice = _steadier(study.data)
+    elif TrialState.INFEASIBLE in states:
+        advice = _smaller(study.data)
+    return study.caveat(
+        "met_once_repeats_failed", repeats=list(rec.failed_replicates), advice=advice, **numbers
+    )
 
 
 def _of_the_closest(study: StudyView, missing: Shortfall) -> Iterator[Caveat]:
