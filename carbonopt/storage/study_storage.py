@@ -168,8 +168,12 @@ class StudyStorage:
                 f"{must} none yet: the command that works on it prepares its first trial; try again"
                 " later."
             )
-        ended = "its run ended before the first trial (type the same command again)"
-        raise BadInput(f"{must} none: {ended}, or it is damaged ({RESTORE}).")
+        if not paths.trial(0).exists() and cls._is_new(storage):
+            raise BadInput(
+                f"{must} none yet: its run ended before the first trial; type the same `carbonopt"
+                " run` again."
+            )
+        raise BadInput(f"{must} none; {RESTORE}, as it is damaged.")
 
     @classmethod
     def begun_in(cls, storage: ReconnectingStorage, paths: StudyPaths) -> "StudyStorage | None":
@@ -178,6 +182,14 @@ class StudyStorage:
         Unlike `of_folder` it never touches the lock of a folder without a study.
         """
         return cls.of_folder(storage, paths) if cls._names(storage, paths) else None
+
+    @staticmethod
+    def _is_new(storage: ReconnectingStorage) -> bool:
+        """Return whether no study of a storage has begun, as where a call ended before that."""
+        with _readable("the storage"):
+            return not any(
+                storage.get_n_trials(study._study_id) for study in storage.get_all_studies()
+            )
 
     @staticmethod
     def _names(storage: ReconnectingStorage, paths: StudyPaths) -> list[str]:

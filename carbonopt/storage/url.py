@@ -33,6 +33,7 @@ _BESIDE = ("-journal", "-wal", "-shm")  # ends of the names of SQLite's files be
 _MADE_MEANWHILE = ("already exists", "database is locked", "database schema is locked")
 # SQLite's answers where a file system is full, has a quota, or fails.
 _OF_THE_DISK = ("disk I/O error", "database or disk is full")
+_OTHER_TABLES = "compatible with the table schema"  # Optuna's error for tables of another version
 _TRIES, _TRY_AGAIN_S = 10, 0.2
 _OPTUNAS = {"studies", "trials"}  # two of the tables that Optuna makes
 # Options of a PostgreSQL connection. Without them, a server that is cut off would hold the command
@@ -159,6 +160,8 @@ def connect(
         install = "type: pip install 'carbonopt[postgresql]', or use sqlite:///FILE"
         raise BadInput(f"{what}: its driver is missing ({error}); {install}.") from error
     except (SQLAlchemyError, RuntimeError, ValueError, TypeError) as error:
+        if _OTHER_TABLES in str(error):
+            raise BadInput(f"{what} can't be opened: {_about_other_tables(str(error))}") from error
         reason = _reason_without_secrets(error, parsed)
         advice = " Check the free space of its file system." if reason in _OF_THE_DISK else ""
         raise BadInput(f"{what} can't be opened: {reason}.{advice}") from error
@@ -183,6 +186,14 @@ def _engine_options(parsed: URL, patience: Patience, read_only: bool) -> dict[st
             return {"connect_args": arguments, "pool_events": [limit]}
         case _:
             return {"connect_args": {}, "pool_events": []}
+
+
+def _about_other_tables(said: str) -> str:
+    """Say that tables are another Optuna's, from what Optuna says, which names equal versions."""
+    tables = f"its tables have another version than those of Optuna {optuna.__version__}"
+    if "storage upgrade" in said:
+        return f"{tables}, which is newer. Type `optuna storage upgrade` with its URL."
+    return f"{tables}, which does not know it. Install a newer Optuna, or {RESTORE}."
 
 
 def _reason_without_secrets(error: Exception, parsed: URL) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import optuna
 import pytest
 from commands import refusal, within
 
@@ -89,7 +90,7 @@ def change_record(folder: Path, **fields: object) -> None:
         ("DROP TABLE trial_user_attributes", "trial 0 has ended, but has no record"),
         ("DROP TABLE trial_params", "trial 0 has lost its parameters"),
         ("DROP TABLE trial_values", "trial 0 has lost its values"),
-        ("DROP TABLE study_user_attributes", "or it is damaged"),
+        ("DROP TABLE study_user_attributes", "as it is damaged"),
     ],
 )
 def test_what_is_gone_is_damage(statement: str, says: str, folder: Path) -> None:
@@ -97,6 +98,22 @@ def test_what_is_gone_is_damage(statement: str, says: str, folder: Path) -> None
     sentence = refusal("recommend", folder)
     assert "damaged" in sentence
     assert says in sentence
+
+
+def test_a_study_without_a_trial_yet_is_not_called_damaged(folder: Path) -> None:
+    for table in ("trials", "studies"):
+        execute(folder, f"DELETE FROM {table}")
+    sentence = refusal("recommend", folder)
+    assert "first trial" in sentence and "damaged" not in sentence
+
+
+def test_tables_of_another_optuna_are_named_with_the_version_that_can_not_read_them(
+    folder: Path,
+) -> None:
+    execute(folder, "UPDATE alembic_version SET version_num = 'v99.0.0'")
+    sentence = refusal("recommend", folder)
+    assert optuna.__version__ in sentence and sentence.count(optuna.__version__) == 1
+    assert "newer Optuna" in sentence
 
 
 @pytest.mark.parametrize(
