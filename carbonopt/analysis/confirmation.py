@@ -188,8 +188,12 @@ def _added_trials(data: StudyData) -> int:
     return sum(record.replaces_repeat for record in _not_cut_off(data.records))
 
 
-def outcome(data: StudyData, available: Available) -> str:
-    """Say what the confirmation has found or what it lacks."""
+def outcome(data: StudyData, available: Available, limit: str | None = None) -> str:
+    """Say what the confirmation has found or what it lacks.
+
+    Args:
+        limit: Which limit of the budget ended it, in words; None: the one that ended the search.
+    """
     progress = confirmation_progress(data, available)
     if not progress.trials:
         return "no trial met the target, so none was repeated"
@@ -212,7 +216,13 @@ def outcome(data: StudyData, available: Available) -> str:
     winner = _cheapest_confirmed(evidence)
     has_all_seeds = winner is not None and winner.n == confirm.seeds
     if not has_all_seeds and _runs_so_far(data) >= confirm.most_search_repeats:
-        parts.append(f"the {confirm.most_search_repeats} runs of the confirmation are used up")
+        most = confirm.most_search_repeats
+        used_up = (
+            "one run of the confirmation is"
+            if most == 1
+            else f"{most} runs of the confirmation are"
+        )
+        parts.append(f"the {used_up} used up")
     if added := _added_trials(data):
         parts.append(f"{count_text(added, 'more trial')} took the place of repeats")
     if progress.not_recorded:
@@ -221,7 +231,8 @@ def outcome(data: StudyData, available: Available) -> str:
         )
         parts.append(f"not in the table: seed {listed}")
     if progress.next is not None:
-        parts.append("the budget ended before the confirmation did")
+        unended = "the confirmation did not end"
+        parts.append(unended if limit is None else f"{limit}, so that {unended}")
     return "; ".join(parts)
 
 

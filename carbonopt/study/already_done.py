@@ -11,7 +11,7 @@ from carbonopt.storage.url import connect, has_storage, storage_url
 from carbonopt.study.input_files import check_unchanged, input_files
 from carbonopt.study.repeats import next_repeat, with_confirmation
 from carbonopt.study.session import AsStep
-from carbonopt.study.study_budget import all_trials_run
+from carbonopt.study.study_budget import all_trials_run, budget_used
 from carbonopt.study.study_checks import CheckedStudy, as_resumed
 
 
@@ -70,10 +70,14 @@ def already_done(
             check_unchanged(data.inputs or (), files, str(paths.root), lambda: False, data.records)
         except BadInput as error:
             warn(f"this answer is that of the earlier files: {error}")
-    # The study was killed before it stored its end, or was interrupted and now has fewer trials.
-    if data.ended is None and all_run is not None:
+    # The study was killed before it stored its end, was interrupted and now has fewer trials, or
+    # its file has another budget or confirmation by now.
+    is_stale = data.ended is None or not (joins or stays_ended)
+    if is_stale and all_run is not None:
+        stored.set_ended(None)
         stored.refresh(config, data.provenance)
-        stored.set_ended(with_confirmation(all_run, data, checked.engine), by_budget=True)
+        why = budget_used(config.budget.trials, seen, limit) or all_run
+        stored.set_ended(with_confirmation(why, data, checked.engine, limit), by_budget=True)
     return stored.read()
 
 

@@ -49,6 +49,13 @@ def next_repeat(
     return None
 
 
-def with_confirmation(ended: str, data: StudyData, engine: Engine) -> str:
-    """Return why a study ended, with what its confirmation has found or lacks, if it has one."""
-    return ended if data.config.confirm is None else f"{ended}; {outcome(data, _available(engine))}"
+def with_confirmation(ended: str, data: StudyData, engine: Engine, limit: str | None) -> str:
+    """Return why a study ended, with what its confirmation has found or lacks, if it has one.
+
+    Args:
+        limit: Which limit of the budget is reached, in words; None: none is.
+    """
+    if data.config.confirm is None:
+        return ended
+    cut_off = None if limit is None or limit == ended else limit
+    return f"{ended}; {outcome(data, _available(engine), cut_off)}"

@@ -3,6 +3,8 @@
 from datetime import timedelta
 
 from carbonopt.analysis.remaining import remaining_time
+from carbonopt.core.format import count_text
+from carbonopt.core.trial import StopReason
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.study_storage import Snapshot
 from carbonopt.study.account import SessionAccount
@@ -16,11 +18,33 @@ def all_trials_run(trials: int | None, seen: Snapshot) -> str | None:
         trials: `budget.trials`; None: it limits no trials.
         seen: The study.
     """
-    if trials is None or seen.finished_count() < trials:
+    if trials is None or (finished := seen.finished_count()) < trials:
         return None
+    if finished > trials:  # the study file has fewer now
+        more = f"{finished - trials} more than the budget has"
+        return f"{count_text(finished, 'trial')} have been run, {more}"
     if trials == 1:
         return "the one trial of the budget has been run"
     return f"all {trials} trials of the budget have been run"
+
+
+def budget_used(trials: int | None, seen: Snapshot, limit: str | None) -> str | None:
+    """Return which part of a budget is used up, in words; None: there is some left.
+
+    A limit that cut one of the search's trials off ended the search, even if that was the last of
+    `budget.trials`.
+
+    Args:
+        trials: `budget.trials`; None: it limits no trials.
+        seen: The study.
+        limit: Which other limit is reached, in words; None: none is.
+    """
+    cut_off = any(
+        record.counts_for_budget and record.stop_reason is StopReason.BUDGET
+        for record in seen.data.records
+    )
+    all_run = all_trials_run(trials, seen)
+    return limit or all_run if cut_off else all_run or limit
 
 
 class StudyBudget:

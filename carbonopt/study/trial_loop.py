@@ -37,7 +37,7 @@ from carbonopt.study.repeats import next_repeat, prefers_new, with_confirmation
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
 from carbonopt.study.start_schedule import StartSchedule, now_in_utc
-from carbonopt.study.study_budget import StudyBudget, all_trials_run
+from carbonopt.study.study_budget import StudyBudget, budget_used
 from carbonopt.study.trial_checkpoint import remove_checkpoints
 from carbonopt.study.trial_runner import TrialRunner, interruption, stored_checkpoint
 from carbonopt.study.trial_watch import begun_record
@@ -254,7 +254,9 @@ class TrialLoop:
         """
         if any(run.state is TrialState.RUNNING for run in (*data.records, *data.probes)):
             return self._wait
-        self.storage.set_ended(with_confirmation(why, data, self.engine), by_budget=by_budget)
+        limit = self.budget.limit_reached(data.spent_kwh())
+        why = with_confirmation(why, data, self.engine, limit)
+        self.storage.set_ended(why, by_budget=by_budget)
         remove_outputs(data, self.paths, self.display.warn, ended=True)
         remove_checkpoints(data, self.paths, self.display.warn)
         return None
@@ -407,9 +409,8 @@ class TrialLoop:
 
     def _budget_used(self, seen: Snapshot) -> str | None:
         """Return which part of the budget is used up, in words; None: there is some left."""
-        return all_trials_run(self.config.budget.trials, seen) or self.budget.limit_reached(
-            seen.data.spent_kwh()
-        )
+        limit = self.budget.limit_reached(seen.data.spent_kwh())
+        return budget_used(self.config.budget.trials, seen, limit)
 
     def _tries_another(self, data: StudyData, plan: "TrialPlan") -> bool:
         """Return whether a trial beyond those of the budget is begun for the confirmation."""

@@ -543,7 +543,7 @@ def test_the_budget_holds_for_repeats_too(tmp_path: Path) -> None:
     last = data.records[-1]
     assert repeats(data) == [(16, 1), (16, 2)]
     assert (last.state, last.stop_reason) == (TrialState.PRUNED, StopReason.BUDGET)
-    assert "the budget ended before the confirmation did" in data.ended
+    assert f"the budget of {searched_kwh + 150 / 3.6e6:g} kWh is used up" in data.ended
     assert batch(recommend(data)) == 16
     assert recommend(data).confidence.seeds == 2
     replayed.study["budget"]["energy_kwh"] = 1.0
@@ -569,6 +569,26 @@ def test_confirm_can_be_added_to_a_finished_study_and_more_trials_after_it(tmp_p
     assert sum(record.repeat_of is None for record in data.records) == 5
     assert batch(recommend(data)) == 16
     assert replayed.read() == data
+
+
+def test_the_limit_that_cut_a_trial_off_is_named_before_the_number_of_trials(
+    tmp_path: Path,
+) -> None:
+    replayed = Replayed(tmp_path, *CLEAR)
+    limit_kwh = (100 + 200 + 300 + 400 + 50 + 5 - 20) / 3.6e6
+    replayed.study["budget"] = {"trials": 5, "energy_kwh": limit_kwh}
+    data = replayed.run()
+    assert [run.stop_reason for run in data.records] == [None] * 4 + [StopReason.BUDGET]
+    assert data.ended.startswith(f"the budget of {limit_kwh:g} kWh is used up; ")
+    assert data.ended.count("is used up") == 1 and "trials of the budget" not in data.ended
+
+
+def test_a_single_run_of_the_confirmation_is_counted_as_one(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, *CLEAR)
+    replayed.study["confirm"] = {"seeds": 2, "runners_up": 0}
+    data = replayed.run()
+    assert len(repeats(data)) == 1 and "ran with 2 seeds" in data.ended
+    assert " 1 runs" not in data.ended
 
 
 def test_repeats_are_neither_stopped_nor_counted(tmp_path: Path) -> None:

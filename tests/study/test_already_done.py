@@ -164,3 +164,38 @@ def test_a_study_goes_on_with_the_devices_that_it_has_measured(
     newer = first.model_copy(update={"driver": "1.3", "ram_gib": 65})
     monkeypatch.setattr(ReplayEngine, "hardware", newer)
     assert len(replayed.run().records) == 6
+
+
+def test_the_end_is_that_of_the_file_as_it_is_now(replayed: Replayed) -> None:
+    replayed.study["budget"] = {"energy_kwh": 1e-3}
+    ended = replayed.run()
+    count = len(ended.records)
+    replayed.study["budget"] = {"trials": count - 1, "energy_kwh": 1.0}
+    now = replayed.run()
+    assert replayed.begun == 1 and now.records == ended.records
+    assert now.config.budget.energy_kwh == 1.0
+    assert now.ended == f"{count} trials have been run, 1 more than the budget has"
+    replayed.study["budget"] = {"trials": count, "energy_kwh": 1.0}
+    assert replayed.run().ended == f"all {count} trials of the budget have been run"
+    assert replayed.run(joins=True).config.budget == replayed.read().config.budget
+
+
+def test_a_confirmation_that_is_put_back_with_fewer_seeds_names_its_runs(
+    replayed: Replayed,
+) -> None:
+    table = Path(replayed.study["launch"]["table"])
+    rows = table.read_text()
+    seeds = [rows.replace('"seed": 0', f'"seed": {seed}') for seed in (1, 2)]
+    table.write_text("".join([rows, *seeds]))
+    replayed.study |= {"budget": {"trials": 12}, "confirm": {"seeds": 3, "runners_up": 0}}
+    confirmed = replayed.run()
+    assert "ran with 3 seeds" in confirmed.ended
+    without = {key: value for key, value in replayed.study.items() if key != "confirm"}
+    replayed.study = without
+    alone = replayed.run()
+    assert alone.config.confirm is None
+    assert alone.ended == "all 12 trials of the budget have been run"
+    replayed.study = {**without, "confirm": {"seeds": 2, "runners_up": 0}}
+    again = replayed.run()
+    assert again.config.confirm.seeds == 2 and "ran with 3 seeds" in again.ended
+    assert replayed.begun == 1 and again.records == confirmed.records
