@@ -174,7 +174,7 @@ def saving_confidence_text(study: StudyView) -> str:
     runs = (
         f"{fmt.count_text(ours, 'seed')} each"
         if ours == theirs
-        else f"{ours} runs of it, {theirs} of the baseline"
+        else f"{fmt.count_text(ours, 'run')} of it, {theirs} of the baseline"
     )
     return f"{confidence_text((saving.lowest, saving.highest))}, {runs}"
 

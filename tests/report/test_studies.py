@@ -52,9 +52,7 @@ def test_tables_have_each_study_and_the_ratio_of_joules():
     rows = rows_of(tables["recommended"])
     assert [row["Study"] for row in rows] == ["small", "missed", "large"]
     assert [row["Relative to the least"] for row in rows] == ["1.00", "–", "4.00"]
-    assert (
-        rows[1]["Configuration"] == "none meets the target" and rows[0]["Perplexity"] == "5.000"
-    )
+    assert rows[1]["Configuration"] == "none meets the target" and rows[0]["Perplexity"] == "5.000"
     assert [row["Trials and repeats"] for row in rows_of(tables["spent"])] == ["2", "0", "2"]
     assert [row["Trial"] for row in rows_of(tables["fronts"])] == ["0", "1", "0", "1"]
     (first, *_) = rows_of(tables["studies"])

@@ -9,6 +9,7 @@ from sys import float_info
 from typing import Any
 
 from carbonopt.analysis.recommend import Recommendation
+from carbonopt.core import format as fmt
 from carbonopt.core.format import plus_minus_text, spread_text
 from carbonopt.core.quality import Quality
 from carbonopt.report import document
@@ -97,8 +98,8 @@ def pareto(
     # A set, because a repeated trial on the front has two points.
     trials = len({point.trial for point in plot.points})
     alt = (
-        f"{trials} trials, {len(plot.of('front'))} of them on the Pareto front. The tables have the"
-        " figures."
+        f"{fmt.count_text(trials, 'trial')}, {len(plot.of('front'))} of them on the Pareto front."
+        " The tables have the figures."
     )
     return style.drawn(draw, height_in=2.8, name="pareto", caption=caption, alt=alt)
 

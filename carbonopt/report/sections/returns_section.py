@@ -22,7 +22,7 @@ def section(study: StudyView) -> Section | None:
 def _milestones(study: StudyView, diminishing: DiminishingReturns) -> Table:
     quality, scale = study.quality, fmt.emissions_scale([diminishing.points[-1].emissions_kg_co2e])
     within = f"within {fmt.percent_text(ENOUGH)} of the best"
-    note = f"The run made {diminishing.total_steps} steps."
+    note = f"The run made {fmt.count_text(diminishing.total_steps, 'step')}."
     if diminishing.saved_fraction:
         saved = fmt.percent_text(diminishing.saved_fraction)
         note += f" Stopped {within}, it would have emitted {saved} less."
