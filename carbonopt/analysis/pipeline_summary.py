@@ -81,7 +81,7 @@ class PathRun(Frozen):
 
 class StudySpent(Frozen):
     study: str  # folder of the study
-    trials: int  # number of trials, repeats included
+    trials: int  # number of finished trials, repeats included
     energy_kwh: float
     emissions_kg_co2e: float
     duration_s: float  # duration of all calls
@@ -294,7 +294,7 @@ def _saved_interval_kg(path: PathRun, share: tuple[float, float]) -> tuple[float
 def _spent(folder: str, study: StudyData, rec: Recommendation) -> StudySpent:
     return StudySpent(
         study=folder,
-        trials=len(study.records),
+        trials=sum(record.has_finished for record in study.records),
         energy_kwh=rec.study_energy_kwh,
         emissions_kg_co2e=rec.study_emissions_kg_co2e,
         duration_s=sum(session.duration_s for session in study.sessions),

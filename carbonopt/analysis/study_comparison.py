@@ -40,7 +40,7 @@ class ComparedStudy(Frozen):
     pue: float
     recommended: ComparedRun | None  # None: no trial met the target
     front: tuple[ComparedRun, ...]  # sorted by emissions
-    trials: int  # number of trials, repeats included
+    trials: int  # number of finished trials, repeats included
     spent_energy_kwh: float  # energy of the whole study, without PUE
     spent_emissions_kg_co2e: float  # emissions at the study's own intensity and PUE
     spent_common_emissions_kg_co2e: float
@@ -163,7 +163,7 @@ def _compared(
         pue=data.config.carbon.pue,
         recommended=None if rec.trial is None else by_trial[rec.trial],
         front=tuple(by_trial[trial] for trial in rec.pareto_front),
-        trials=len(data.records),
+        trials=sum(record.has_finished for record in data.records),
         spent_energy_kwh=rec.study_energy_kwh,
         spent_emissions_kg_co2e=rec.study_emissions_kg_co2e,
         spent_common_emissions_kg_co2e=emissions_kg_co2e(rec.study_energy_kwh, *common),

@@ -5,6 +5,7 @@ import logging
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import emissions_text, energy_text
 from carbonopt.core.trial import TrialRecord
+from carbonopt.report.study_text import trials_text
 from carbonopt.spec.study_data import PlannedStart, StudyData
 from carbonopt.spec.trial_spec import TrialSpec
 
@@ -27,7 +28,7 @@ class LoggingDisplay:
         LOG.info("%s", "preparing data and model" if anything else "starting")
 
     def study_started(self, data: StudyData, hours_before: float) -> None:
-        LOG.info("%s: %d trials before", data.config.name, len(data.records))
+        LOG.info("%s: before: %s", data.config.name, trials_text(data.records))
 
     def used(self, hours: float, energy_kwh: float) -> None:
         """Log nothing: the ends of trials say what they used."""

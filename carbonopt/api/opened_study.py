@@ -14,6 +14,7 @@ from carbonopt.api.report_files import as_unwritable
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import user_path, write_bytes
 from carbonopt.core.refusals import hint
+from carbonopt.report.study_text import trials_text
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
 
@@ -40,7 +41,7 @@ class Study:
         self.ended: str | None = data.ended
 
     def __repr__(self) -> str:
-        return f"Study({self.name!r}, {len(self._data.records)} trials, {str(self.folder)!r})"
+        return f"Study({self.name!r}, {trials_text(self._data.records)}, {str(self.folder)!r})"
 
     @cached_property
     def trials(self) -> "pandas.DataFrame":

@@ -35,6 +35,7 @@ from carbonopt.core.trial import (
 )
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Table
+from carbonopt.report.study_text import trials_text, unfinished_texts
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import PlannedStart, StudyData
 from carbonopt.spec.trial_spec import TrialSpec
@@ -93,12 +94,10 @@ class LiveDisplay:
         if earlier := self._config.search.learn_from:
             self._print(f"learns from {', '.join(map(visible_text, earlier))}")
         if self._ended:
+            # Those that were interrupted are run again, and those that run are other workers'.
             finished = [record for record in data.records if record.has_finished]
-            repeats = sum(record.repeat_of is not None for record in finished)
-            done = count_text(len(finished) - repeats, "trial")
-            if repeats:
-                done += f" and {count_text(repeats, 'repeat')}"
-            self._print(f"going on with {self._config.name!r}: {done} done")
+            done = ", ".join([f"{trials_text(finished)} done", *unfinished_texts(data.records)])
+            self._print(f"going on with {self._config.name!r}: {done}")
 
     def used(self, hours: float, energy_kwh: float) -> None:
         self._hours_before, self._spent_kwh = hours, energy_kwh

@@ -1,5 +1,9 @@
 """A study's settings in words."""
 
+from collections.abc import Iterable
+
+from carbonopt.core import format as fmt
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.spec.search_settings import Budget, Search
 
 SAMPLERS = {
@@ -10,6 +14,30 @@ SAMPLERS = {
     "random": "at random",
     "grid": "every configuration once, in random order",
 }
+
+
+def trials_text(records: Iterable[TrialRecord]) -> str:
+    """Count finished trials and repeats, and say how many others run or were interrupted."""
+    records = list(records)
+    finished = [record for record in records if record.has_finished]
+    repeats = sum(record.repeat_of is not None for record in finished)
+    parts = [fmt.count_text(len(finished) - repeats, "trial")]
+    parts += [fmt.count_text(repeats, "repeat")] if repeats else []
+    parts += unfinished_texts(records)
+    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+
+
+def unfinished_texts(records: Iterable[TrialRecord]) -> list[str]:
+    """Say how many trials and repeats were interrupted, and how many run."""
+    unfinished = [record for record in records if not record.has_finished]
+    interrupted = sum(record.stop_reason is StopReason.INTERRUPTED for record in unfinished)
+    running = sum(record.state is TrialState.RUNNING for record in unfinished)
+    parts = []
+    if interrupted:
+        parts.append(f"{interrupted} that {'was' if interrupted == 1 else 'were'} interrupted")
+    if running:
+        parts.append(f"{running} that {'runs' if running == 1 else 'run'}")
+    return parts
 
 
 def goal_text(search: Search) -> str:

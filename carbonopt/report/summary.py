@@ -11,6 +11,7 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import TrialState
 from carbonopt.report.document import Tile
+from carbonopt.report.study_text import trials_text
 from carbonopt.report.study_view import StudyView
 
 SPREAD_UNKNOWN = "run-to-run spread not known"
@@ -251,11 +252,6 @@ def short_params(params: TrialParams, varied: Collection[str] = ()) -> str:
     return ", ".join(parts)
 
 
-def trials_text(rec: Recommendation) -> str:
-    searched = fmt.count_text(sum(rec.trials_by_state.values()) - rec.repeats, "trial")
-    return f"{searched} and {fmt.count_text(rec.repeats, 'repeat')}" if rec.repeats else searched
-
-
 def tiles(study: StudyView) -> tuple[Tile, ...]:
     rec, quality, mean_of = study.recommendation, study.quality, _mean_of(study.recommendation)
     again = (
@@ -263,7 +259,7 @@ def tiles(study: StudyView) -> tuple[Tile, ...]:
         if rec.repeats
         else ""
     )
-    spent = f"{fmt.energy_text(rec.study_energy_kwh)}, {trials_text(rec)}{again}"
+    spent = f"{fmt.energy_text(rec.study_energy_kwh)}, {trials_text(study.data.records)}{again}"
     own = Tile(
         label="The study itself", text=fmt.emissions_text(rec.study_emissions_kg_co2e), note=spent
     )

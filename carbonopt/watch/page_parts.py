@@ -16,6 +16,7 @@ from carbonopt.report.document import Document, Paragraph, Section, Table
 from carbonopt.report.figures.style import drawn_as
 from carbonopt.report.pipeline_report import PipelineView, page
 from carbonopt.report.render.html import interactive_figure, live_parts, steps_of
+from carbonopt.report.study_text import trials_text
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.pipeline_file import PipelineData
 from carbonopt.spec.study_data import StudyData
@@ -44,7 +45,7 @@ def quick_document(data: StudyData) -> tuple[Document, dict[str, Section]]:
 
 def slow_sections(data: StudyData) -> dict[str, Section]:
     """Return the sections that take seconds, by name, each with what it is made of."""
-    made_of = f"Made of {fmt.count_text(len(data.records), 'trial')}."
+    made_of = f"Made of {trials_text(data.records)}."
     with drawn_as("svg"):
         made = sections(StudyView(data), SLOW)
     note = Paragraph(text=made_of, style="note")

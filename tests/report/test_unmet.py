@@ -15,9 +15,9 @@ from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY, Target, quality_of
 from carbonopt.core.trial import Failure, QualityResult, StopReason, TrialRecord, TrialState
 from carbonopt.report.document import Level
-from carbonopt.report.study_text import budget_text, goal_text, pruning_text
+from carbonopt.report.study_text import budget_text, goal_text, pruning_text, trials_text
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import headline
+from carbonopt.report.summary import headline, tiles
 from carbonopt.report.writing import write_report
 from carbonopt.spec.search_settings import Budget, Search
 from carbonopt.spec.study_data import StudyData
@@ -429,3 +429,17 @@ def test_a_mean_that_misses_is_compared_with_the_target_and_shows_what_is_missin
     assert rec.closest is not None and (rec.closest.trial, rec.closest.seeds) == (0, 2)
     assert caveats["met_once"].numbers["trials"] == [0]
     assert {"target_missed", "no_direction"} <= caveats.keys()
+
+
+def test_trials_that_were_interrupted_or_run_are_counted_apart() -> None:
+    stopped = {"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED}
+    running = {"state": TrialState.RUNNING}
+    done = [trial(0), trial(1)]
+    assert trials_text(done) == "2 trials"
+    assert trials_text([*done, trial(2, **stopped)]) == "2 trials and 1 that was interrupted"
+    records = [*done, repeat(2, 0, 4.0), trial(3, **stopped), trial(4, **running)]
+    assert trials_text(records) == "2 trials, 1 repeat, 1 that was interrupted and 1 that runs"
+    assert trials_text([]) == "0 trials"
+    view = StudyView(missed(*done, trial(2, **stopped), target=6.0))
+    (own,) = (tile for tile in tiles(view) if tile.label == "The study itself")
+    assert own.note.endswith(trials_text(view.data.records))

@@ -12,7 +12,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from carbonopt import __version__
 from carbonopt.analysis.influence import NotKnown
-from carbonopt.analysis.recommend import Recommendation
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import COMPONENTS, TrialState
@@ -23,9 +22,9 @@ from carbonopt.report.render.latex import Tex, escape
 from carbonopt.report.sections.citation_section import sentence
 from carbonopt.report.sections.energy_section import is_counted
 from carbonopt.report.sections.provenance_section import stated
-from carbonopt.report.study_text import SAMPLERS
+from carbonopt.report.study_text import SAMPLERS, trials_text, unfinished_texts
 from carbonopt.report.study_view import StudyView
-from carbonopt.report.summary import runs_of_value, runs_text, saving_confidence_text, trials_text
+from carbonopt.report.summary import runs_of_value, runs_text, saving_confidence_text
 from carbonopt.spec.space_settings import Choices, Domain, Fixed
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
@@ -78,7 +77,7 @@ def methods(study: StudyView, document: Document) -> str:
         dataset_key=Tex(_dataset_key(config) or ""),
         sampler_key=Tex(_OF_SAMPLER[config.search.sampler]),
         sampler_text=SAMPLERS[config.search.sampler],
-        trials=_trials(study.recommendation),
+        trials=_trials(study.data),
         space=_listed(
             [f"{name.replace('_', ' ')} {_values(domain)}" for name, domain in domains.items()]
         ),
@@ -107,7 +106,7 @@ def statement(study: StudyView, document: Document) -> str:
         run_took=None if run is None else human_duration(run.train if replayed else run.total),
         confirmed=rec.confidence is None or rec.confidence.confirmed,
         seeds=rec.confidence.seeds if rec.confidence else 1,
-        trials=trials_text(rec),
+        trials=trials_text(data.records),
         pays_back_interval=runs_text(rec.break_even_interval),
         measured=_listed([name.upper() for name in counted if known.get(name) == "measured"]),
         modelled=_listed([name.upper() for name in counted if known.get(name) == "modelled"]),
@@ -203,13 +202,15 @@ def _values(domain: Domain) -> str:
     return f"{ends}, on a logarithmic scale" if domain.log else ends
 
 
-def _trials(rec: Recommendation) -> str:
-    states = [f"{count:,} {state.value}" for state, count in rec.trials_by_state.items() if count]
-    total = fmt.count_text(sum(rec.trials_by_state.values()), "trial")
-    again = (
-        f", {rec.repeats} of them {'a repeat' if rec.repeats == 1 else 'repeats'} with other seeds"
-    )
-    return f"{total}{again if rec.repeats else ''}" + (f" ({', '.join(states)})" if states else "")
+def _trials(data: StudyData) -> str:
+    finished = [record for record in data.records if record.has_finished]
+    counts = Counter(record.state for record in finished)
+    states = [f"{counts[state]:,} {state.value}" for state in TrialState if counts[state]]
+    total = fmt.count_text(len(finished), "trial")
+    repeats = sum(record.repeat_of is not None for record in finished)
+    again = f", {repeats} of them {'a repeat' if repeats == 1 else 'repeats'} with other seeds"
+    text = f"{total}{again if repeats else ''}" + (f" ({', '.join(states)})" if states else "")
+    return " and ".join([text, *unfinished_texts(data.records)])
 
 
 def _listed(words: list[str], last: str = "and") -> str:

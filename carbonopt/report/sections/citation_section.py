@@ -7,12 +7,12 @@ from carbonopt.report.caveats import less_or_more_text
 from carbonopt.report.document import Extract, Paragraph, Section
 from carbonopt.report.figures.pareto_figure import pareto_of
 from carbonopt.report.paper.references import measured_with
+from carbonopt.report.study_text import trials_text
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import (
     baseline_text,
     possible_reversal,
     saving_confidence_text,
-    trials_text,
 )
 
 
@@ -52,8 +52,8 @@ def sentence(study: StudyView) -> str | None:
     settings = fmt.params_text(rec.params, study.varied)
     known = " that repeats bore out" if cheaper_but_unsure(study.data, rec) else ""
     return (
-        f"Of {trials_text(rec)} with carbonopt {_where(study)}, the configuration with the least"
-        f" emissions{known} at {quality.with_article} of {quality.bound_word}"
+        f"Of {trials_text(study.data.records)} with carbonopt {_where(study)}, the configuration"
+        f" with the least emissions{known} at {quality.with_article} of {quality.bound_word}"
         f" {quality.target_text(rec.target.value)} ({settings}) reached"
         f" {quality.text(rec.value)} with {fmt.energy_text(rec.energy_kwh)} of training energy, or"
         f" {fmt.emissions_text(rec.emissions_kg_co2e)} at"
