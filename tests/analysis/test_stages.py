@@ -474,9 +474,12 @@ def test_who_would_be_the_cheapest_first_of_all_is_said_where_that_is_clear(
     assert ("first_compilation" in caveats_of(data)) is said
 
 
-def test_a_single_trial_and_equal_ones_have_rows():
-    (row,) = rows_of(tables_of(document_of(study(timed(0, 2, 98), prepared=PREPARED)))["by-length"])
-    assert tuple(row.values())[:4] == ("any", "0", "2.00", "98.0")
+def test_a_single_trial_is_compared_with_nothing_and_equal_ones_have_rows():
+    tables = tables_of(document_of(study(timed(0, 2, 98), prepared=PREPARED)))
+    assert "by-length" not in tables and "first-steps" in tables
+    data = study(timed(0, 2, 90), timed(1, 20, 100), prepared=PREPARED)
+    (row,) = rows_of(tables_of(document_of(data))["by-length"])
+    assert tuple(row.values())[:4] == ("any", "0", "2.00", "90.0")
     data = study(timed(0, 10, 90), timed(1, 20, 80, params={"zero_stage": 0}), prepared=PREPARED)
     rows = rows_of(tables_of(document_of(data))["by-length"])
     assert [tuple(row.values())[:5] for row in rows] == [

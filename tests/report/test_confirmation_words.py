@@ -109,3 +109,26 @@ def test_several_repeated_configurations_are_as_many_chances(count: int) -> None
     assert view.recommendation.confidence.confirmed
     found = [caveat.numbers for caveat in caveats(view) if caveat.key == "many_confirmed"]
     assert found == ([] if count == 1 else [{"tried": count}])
+
+
+def test_what_was_decided_against_is_listed_beside_the_recommendation(tmp_path: Path) -> None:
+    in_doubt = rows(8, 100, s0=9.99, s1=9.995, s2=9.99)
+    clear = rows(16, 200, s0=9.10, s1=9.12, s2=9.14)
+    data = Replayed(tmp_path, in_doubt, clear).run()
+    rec, view = recommend(data), StudyView(data)
+    evidence = Evidence.of(data, rec.target)
+    (cheaper,) = (each for each in evidence.configurations if each.trial != rec.trial)
+    assert cheaper.n > 1 and not evidence.confirmed(cheaper)
+    shown = texts_of(section(view), "considered")
+    assert [row[:3] for row in shown] == [
+        [str(rec.trial), "recommended", "3"],
+        [str(cheaper.trial), "cheaper, but not confirmed", str(cheaper.n)],
+    ]
+    assert shown[1][5].startswith("-")
+
+
+def test_one_configuration_alone_was_not_decided_between(tmp_path: Path) -> None:
+    data = Replayed(tmp_path, rows(16, 200, s0=9.10, s1=9.12, s2=9.14)).run()
+    made = section(StudyView(data))
+    assert made is not None and [block.key for block in made.blocks] == ["repeats"]
+    assert "standard deviation, pooled or its own" in made.blocks[0].note

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from carbonopt.analysis.confidence import Confidence, Standing
+from carbonopt.analysis.confidence import Confidence, Evidence, Standing
 from carbonopt.analysis.recommend import cheaper_but_unsure
 from carbonopt.analysis.repeated_configurations import Repeats, repeats_of
 from carbonopt.core import format as fmt
@@ -28,36 +28,54 @@ OFTEN_MISSED = 0.1  # chance that a rerun misses the target, from which on it is
 
 
 def section(study: StudyView) -> Section | None:
-    tables = tuple(
-        repeats_table
-        for repeats_table in (_considered(study), _repeats(study))
-        if repeats_table.rows
-    )
-    return (
-        Section(key="confirmation", title="Repeats with other seeds", blocks=tables)
-        if tables
-        else None
-    )
+    considered, repeated = _considered(study), _repeats(study)
+    tables = [considered] if len(considered.rows) > 1 else []
+    if repeated.rows:
+        if not tables and considered.note:
+            note = f"{considered.note} {repeated.note}".rstrip()
+            repeated = repeated.model_copy(update={"note": note})
+        tables.append(repeated)
+    if not tables:
+        return None
+    return Section(key="confirmation", title="Repeats with other seeds", blocks=tuple(tables))
 
 
-def _considered(study: StudyView) -> Table:
-    """Show the recommended configuration beside others that repeats decided between."""
-    rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
-    # Each row: trial, role, seeds, mean of the quality, its bound, and the share that it emits more
-    # than the recommended one.
+def _considered_rows(study: StudyView) -> list[tuple[object, ...]]:
+    """Return a row for each configuration that the repeats decided between.
+
+    A row holds the trial, its role, its seeds, the mean of its quality, the bound of that mean, and
+    the share that it emits more than the recommended one.
+    """
+    rec, sure = study.recommendation, study.recommendation.confidence
     rows: list[tuple[object, ...]] = []
-    if sure is not None:
+    if sure is not None and rec.emissions_kg_co2e is not None:
         rows.append((rec.trial, "recommended", sure.seeds, sure.value_mean, sure.value_bound, None))
-        if safer := sure.safer_alternative:
-            figures = safer.seeds, safer.value_mean, safer.value_bound, safer.emissions_difference
-            rows.append((safer.trial, "surer to meet the target", *figures))
-        rows += [(trial, "a tie, within the error", *[None] * 4) for trial in rec.ties]
+        roles = (
+            {}
+            if sure.safer_alternative is None
+            else {sure.safer_alternative.trial: "surer to meet the target"}
+        )
+        roles |= dict.fromkeys(rec.ties, "a tie, within the error")
+        unsure = dict.fromkeys(cheaper_but_unsure(study.data, rec), "cheaper, but not confirmed")
+        evidence = Evidence.of(study.data, rec.target)
+        by_trial = {each.trial: each for each in evidence.configurations}
+        roles |= {trial: role for trial, role in unsure.items() if by_trial[trial].n > 1}
+        for trial, role in roles.items():
+            tried, kg = by_trial[trial], rec.emissions_kg_co2e
+            more = tried.emissions_kg_co2e / kg - 1 if kg else None
+            rows.append((trial, role, tried.n, tried.value, evidence.bound(tried), more))
     for rejected in rec.rejected:
         why = "cheaper, but its mean misses the target" if rec.met else "its mean misses the target"
         if rejected.failed_replicate:
             why = "failed with another seed"
         rows.append((rejected.trial, why, rejected.seeds, rejected.value, None, None))
-    spread = ""
+    return rows
+
+
+def _considered(study: StudyView) -> Table:
+    """Show the recommended configuration beside others that repeats decided between."""
+    rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
+    rows, spread = _considered_rows(study), ""
     if sure is not None and sure.value_deviation is not None:
         run = fmt.plus_minus_text(sure.value_mean, sure.value_deviation)
         if sure.emissions_deviation_kg_co2e is not None and rec.emissions_kg_co2e is not None:

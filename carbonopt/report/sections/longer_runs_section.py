@@ -20,8 +20,10 @@ SHARE_TO_TELL = 0.05
 def section(study: StudyView) -> Section | None:
     if (amortisation := study.amortisation) is None:
         return None
-    tables = _by_length(amortisation), _first_steps(amortisation)
-    return Section(key="longer-runs", title="Longer runs", blocks=tables, level=3)
+    tables = [_first_steps(amortisation)]
+    if amortisation.compared > 1:  # one alone is compared with nothing
+        tables.insert(0, _by_length(amortisation))
+    return Section(key="longer-runs", title="Longer runs", blocks=tuple(tables), level=3)
 
 
 def _by_length(amortisation: Amortisation) -> Table:
