@@ -60,7 +60,8 @@ def critical_caveats(studies: Mapping[str, StudyView]) -> Iterator[Caveat]:
         critical = [caveat for caveat in top(study).caveats if caveat.level is Level.CRITICAL]
         if critical:
             first = critical[0].text.removesuffix(".")
-            yield study.caveat("own_critical_caveats", study=name, count=len(critical), first=first)
+            key = "own_critical_caveat" if len(critical) == 1 else "own_critical_caveats"
+            yield study.caveat(key, study=name, count=len(critical), first=first)
 
 
 def sections(study: StudyView, names: Collection[str] = SECTIONS) -> dict[str, Section]:

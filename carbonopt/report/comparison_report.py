@@ -34,11 +34,12 @@ from carbonopt.report.sections.provenance_section import stated
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import AT_LEVEL, confidence_text, is_within_noise, short_params
 
-# Keys of caveats with which no saving is stated.
+# Keys of caveats with which no saving is stated, and nothing is ranked.
 _INCOMPARABLE = {
     "different_objectives",
     "different_data",
     "unknown_data",
+    "other_lengths",
     "different_energy_sources",
     "different_windows",
     "same_trials",
@@ -91,6 +92,7 @@ def compared(view: StudiesView) -> Document:
     intensity = f"{fmt.intensity_text(common.g_co2e_per_kwh)} g CO2e/kWh"
     priced = f"The common intensity, {intensity}, and PUE, {common.pue:.3g}, are those of {first}"
     caveats = tuple(sorted(_caveats(view), key=lambda caveat: caveat.level))
+    recommended = _recommended(view, ranks=_are_comparable(caveats))
     return Document(
         name=", ".join(view.by_name),
         headline=_headline(view, caveats),
@@ -99,9 +101,7 @@ def compared(view: StudiesView) -> Document:
         caveats=caveats,
         sections=(
             Section(key="studies", title="What is compared", blocks=(_studies(view),)),
-            Section(
-                key="recommended", title="What each study recommends", blocks=(_recommended(view),)
-            ),
+            Section(key="recommended", title="What each study recommends", blocks=(recommended,)),
             Section(
                 key="fronts",
                 title="The Pareto front of each study",
@@ -112,11 +112,15 @@ def compared(view: StudiesView) -> Document:
     )
 
 
+def _are_comparable(caveats: Iterable[Caveat]) -> bool:
+    return not {caveat.key for caveat in caveats} & _INCOMPARABLE
+
+
 def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
     ranked = view.comparison.by_emissions
     if not ranked:
         return "No study met its target"
-    if {caveat.key for caveat in caveats} & _INCOMPARABLE:
+    if not _are_comparable(caveats):
         return "What these studies recommend can't be compared"
     if len(ranked) == 1:
         return f"{ranked[0].name} alone met its target"
@@ -168,7 +172,11 @@ def _of_evaluated_data(view: StudiesView) -> Iterator[Caveat]:
     """Yield a caveat unless all studies are known to have been evaluated on the same data."""
     evaluated = {name: evaluated_data(study.data) for name, study in view.by_name.items()}
     found = agreement(evaluated)
-    if found != "same":
+    if found == "other_lengths":
+        lengths = sorted({each.length for each in evaluated.values() if each.length is not None})
+        texts = " and of ".join(map(str, lengths))
+        yield view.caveat("other_lengths", lengths=texts, quality=view.quality.name)
+    elif found != "same":
         texts = _listed({name: each.text for name, each in evaluated.items()})
         yield view.caveat(f"{found}_data", data=texts, quality=view.quality.name)
 
@@ -285,7 +293,12 @@ def _studies(view: StudiesView) -> Table:
     )
 
 
-def _recommended(view: StudiesView) -> Table:
+def _recommended(view: StudiesView, *, ranks: bool) -> Table:
+    """Show what each study recommends.
+
+    Args:
+        ranks: Whether the studies can be compared, so that one of them has the least emissions.
+    """
     studies, quality, ranked = view.comparison.studies, view.quality, view.comparison.by_emissions
     common_kg = _of_run("common_emissions_kg_co2e")
     least_kg = common_kg(ranked[0]) if ranked else None
@@ -302,7 +315,7 @@ def _recommended(view: StudiesView) -> Table:
         return kg / least_kg if least_kg and kg is not None else None
 
     def is_least(study: ComparedStudy) -> bool:
-        return bool(ranked) and study.name == ranked[0].name
+        return ranks and bool(ranked) and study.name == ranked[0].name
 
     columns: list[Maker | None] = [
         word("Study", "name", strong=is_least),
@@ -313,7 +326,7 @@ def _recommended(view: StudiesView) -> Table:
         num("Time", _of_run("duration_s"), human_duration),
         _at_own_intensity(studies, _of_run("emissions_kg_co2e")),
         scaled(f"CO2e {view.at_common}", common_kg, fmt.emissions_scale, studies, strong=is_least),
-        num("Relative to the least", ratio, fmt.rate_text),
+        num("Relative to the least", ratio, fmt.rate_text) if ranks else None,
     ]
     caption = "A run of what each study recommends: its training; means where repeated"
     return table("recommended", caption, studies, columns)

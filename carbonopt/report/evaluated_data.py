@@ -17,6 +17,7 @@ class EvaluatedData(NamedTuple):
     # Studies with equal names and amounts have the same data; None: nothing identifies it.
     names: tuple[str, ...] | None
     amount: str = ""
+    length: int | None = None  # tokens of a sequence; None: not known, or there are none
     # SHA-256 of the files that are named; they decide where all studies have them.
     sha256s: tuple[str, ...] | None = None
     # False: equal names say that the data is the same, but other names don't say that it differs.
@@ -38,18 +39,27 @@ def evaluated_data(data: StudyData) -> EvaluatedData:
     text = ", ".join(names) if has_own_files else source
     if files and not has_own_files:
         text = f"held out of {text}"
-    return EvaluatedData(f"{text}, {amount}", names, amount, _sha256s(data, files))
+    length, sha256s = workload.sequence_length, _sha256s(data, files)
+    return EvaluatedData(f"{text}, {amount}", names, amount, length, sha256s)
 
 
-def agreement(evaluated: Mapping[str, EvaluatedData]) -> Literal["same", "different", "unknown"]:
-    """Return whether all studies were evaluated on the same data."""
+def agreement(
+    evaluated: Mapping[str, EvaluatedData],
+) -> Literal["same", "different", "unknown", "other_lengths"]:
+    """Return whether all studies were evaluated on the same data.
+
+    With "other_lengths" the data is the same, but was cut into sequences of other lengths.
+    """
     use_sha256s = all(each.sha256s for each in evaluated.values())
     kinds = {
         ((each.sha256s if use_sha256s else each.names), each.amount): each
         for each in evaluated.values()
     }
     if sum(each.is_stated for each in kinds.values()) > 1:
-        return "different"
+        contents = {content for content, _ in kinds}
+        lengths = {each.length for each in kinds.values()}
+        is_cut_otherwise = len(contents) == 1 and len(lengths) == len(kinds) and None not in lengths
+        return "other_lengths" if is_cut_otherwise else "different"
     is_unknown = any(each.names is None for each in evaluated.values())
     return "unknown" if is_unknown or len(kinds) > 1 else "same"
 

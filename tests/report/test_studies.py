@@ -93,7 +93,7 @@ def test_what_makes_a_comparison_doubtful_is_said():
     running = SMALL.model_copy(update={"ended": None})
     assert numbers_of(a=running, b=LARGE)["compared_before_its_end"] == {"study": "a"}
     noisy = study(trial(0), trial(1, 2e-3, 4.0, cpu_wait_fraction=0.5))
-    assert numbers_of(a=SMALL, b=noisy)["own_critical_caveats"]["study"] == "b"
+    assert numbers_of(a=SMALL, b=noisy)["own_critical_caveat"]["study"] == "b"
 
 
 def begun(*moments: str) -> StudyData:
@@ -308,3 +308,28 @@ def test_other_work_beside_what_is_compared_is_a_caveat(is_charged_by_cpu_time: 
     assert caveat.level == 1
     assert "b: trial 1" in caveat.numbers["trials"] and "50 %" in caveat.numbers["trials"]
     assert "a:" not in caveat.numbers["trials"]
+
+
+def test_the_same_data_in_sequences_of_other_lengths_is_not_called_other_data() -> None:
+    def cut(length: int, tokens: int, sha256: str = "8") -> StudyData:
+        workload = SMALL.config.workload.model_dump(exclude_none=True)
+        workload["dataset"] = {"train_files": ["/train.txt"], "eval_files": ["/test.txt"]}
+        workload["sequence_length"] = length
+        prepared = PREPARED.model_copy(update={"eval_tokens": tokens, "sequence_length": length})
+        data = study(trial(0, 1e-3 * length), raw={"workload": workload}, prepared=prepared)
+        return with_inputs(data, **{"/test.txt": sha256})
+
+    short, long = cut(64, 99), cut(128, 98)
+    alike, found = document_of(a=short, b=long), numbers_of(a=short, b=long)
+    assert found["other_lengths"] == {"lengths": "64 and of 128", "quality": "perplexity"}
+    assert "different_data" not in found
+    assert alike.headline == "What these studies recommend can't be compared"
+    assert "different_data" in numbers_of(a=short, b=cut(128, 98, sha256="9"))
+    (table,) = (
+        block
+        for section in alike.sections
+        for block in section.blocks
+        if getattr(block, "key", "") == "recommended"
+    )
+    assert "Relative to the least" not in [column.label for column in table.columns]
+    assert not any(cell.strong for row in table.rows for cell in row)
