@@ -189,14 +189,14 @@ def _added_trials(data: StudyData) -> int:
 
 
 def outcome(data: StudyData, available: Available, limit: str | None = None) -> str:
-    """Say what the confirmation has found or what it lacks.
+    """Say what the confirmation has found or what it lacks, in sentences.
 
     Args:
         limit: Which limit of the budget ended it, in words; None: the one that ended the search.
     """
     progress = confirmation_progress(data, available)
     if not progress.trials:
-        return "no trial met the target, so none was repeated"
+        return "No trial met the target, so none was repeated"
     evidence = Evidence.of(data, data.config.target.at())
     chosen = [
         candidate for candidate in evidence.configurations if candidate.trial in progress.trials
@@ -233,7 +233,7 @@ def outcome(data: StudyData, available: Available, limit: str | None = None) -> 
     if progress.next is not None:
         unended = "the confirmation did not end"
         parts.append(unended if limit is None else f"{limit}, so that {unended}")
-    return "; ".join(parts)
+    return ". ".join(part[:1].upper() + part[1:] for part in parts)
 
 
 def refuted(records: Iterable[TrialRecord], config: StudyConfig) -> frozenset[int]:

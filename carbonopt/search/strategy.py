@@ -285,11 +285,12 @@ def _nothing_left(left: Left) -> str:
     # drawn from a space that has more
     which = "untried" if left.is_all else "drawn"
     as_costly = (
-        f"{count_text(left.no_cheaper, f'{which} configuration')} that can save nothing: they"
-        " differ from a trial that met the target only in settings that don't change the cost"
+        f"{count_text(left.no_cheaper, f'{which} configuration')} that can save nothing, because"
+        f" {'it differs' if left.no_cheaper == 1 else 'they differ'} from a trial that met the"
+        " target only in settings that don't change the cost"
     )
     if not left.untried and left.no_cheaper:
-        also = f"; left out: {failed}" if left.failed else ""
+        also = f". Left out: {failed}" if left.failed else ""
         return f"nothing is left but {as_costly}{also}"
     if not left.untried and left.failed:
         return f"nothing is left but {failed}"
@@ -302,6 +303,7 @@ def _nothing_left(left: Left) -> str:
     )
     why = f"the model gives none of {considered} {says}"
     if left.unlikely_to_fit:
-        why += f"; {left.unlikely_to_fit} more are unlikely to fit in memory"
+        more = f"{left.unlikely_to_fit} more {'is' if left.unlikely_to_fit == 1 else 'are'}"
+        why += f"; {more} unlikely to fit in memory"
     left_out = [*([failed] if left.failed else []), *([as_costly] if left.no_cheaper else [])]
-    return f"{why}; left out: {', and '.join(left_out)}" if left_out else why
+    return f"{why}. Left out: {', and '.join(left_out)}" if left_out else why

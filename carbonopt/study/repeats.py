@@ -52,10 +52,12 @@ def next_repeat(
 def with_confirmation(ended: str, data: StudyData, engine: Engine, limit: str | None) -> str:
     """Return why a study ended, with what its confirmation has found or lacks, if it has one.
 
+    These are sentences; the first begins in lower case, and the last has no full stop.
+
     Args:
         limit: Which limit of the budget is reached, in words; None: none is.
     """
     if data.config.confirm is None:
         return ended
     cut_off = None if limit is None or limit == ended else limit
-    return f"{ended}; {outcome(data, _available(engine), cut_off)}"
+    return f"{ended}. {outcome(data, _available(engine), cut_off)}"

@@ -543,7 +543,7 @@ def test_the_budget_holds_for_repeats_too(tmp_path: Path) -> None:
     last = data.records[-1]
     assert repeats(data) == [(16, 1), (16, 2)]
     assert (last.state, last.stop_reason) == (TrialState.PRUNED, StopReason.BUDGET)
-    assert f"the budget of {searched_kwh + 150 / 3.6e6:g} kWh is used up" in data.ended
+    assert f"budget of {searched_kwh + 150 / 3.6e6:g} kWh is used up" in data.ended
     assert batch(recommend(data)) == 16
     assert recommend(data).confidence.seeds == 2
     replayed.study["budget"]["energy_kwh"] = 1.0
@@ -579,7 +579,7 @@ def test_the_limit_that_cut_a_trial_off_is_named_before_the_number_of_trials(
     replayed.study["budget"] = {"trials": 5, "energy_kwh": limit_kwh}
     data = replayed.run()
     assert [run.stop_reason for run in data.records] == [None] * 4 + [StopReason.BUDGET]
-    assert data.ended.startswith(f"the budget of {limit_kwh:g} kWh is used up; ")
+    assert data.ended.startswith(f"the budget of {limit_kwh:g} kWh is used up. ")
     assert data.ended.count("is used up") == 1 and "trials of the budget" not in data.ended
 
 
