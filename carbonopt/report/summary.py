@@ -106,12 +106,12 @@ def _qualification(study: StudyView) -> str:
     if is_within_noise(rec.saving_interval):
         return ", within the noise"
     if (equal := possible_reversal(study.comparison)) is not None:
-        sure = "but more" if equal.highest < 0 else "but perhaps not less"
-        return f", {sure} than the baseline stopped at the target"
+        saving = "no saving" if equal.highest < 0 else "perhaps no saving"
+        return f" (against the baseline's whole run; against its run up to the target, {saving})"
     if rec.baseline is None:
         return ""
     if not rec.baseline.meets_target:
-        return ", which the baseline misses"
+        return " (the baseline misses the target)"
     return ", against a start that carbonopt chose" if rec.baseline.is_chosen else ""
 
 
@@ -283,17 +283,7 @@ def tiles(study: StudyView) -> tuple[Tile, ...]:
     )
     if _is_without_baseline(rec):
         return (*shown, emissions, own)
-    runs, ends = (
-        rec.break_even_runs,
-        runs_text(rec.break_even_interval) or "compared with running the baseline",
-    )
-    paid = (
-        fmt.count_text(runs, "run")
-        if runs is not None
-        else "not known"
-        if ends.endswith("confidence")
-        else "never"
-    )
+    paid, pays_back_note = _pays_back(rec)
     return (
         *shown,
         emissions,
@@ -303,12 +293,17 @@ def tiles(study: StudyView) -> tuple[Tile, ...]:
             note=_saved_text(study),
         ),
         own,
-        Tile(
-            label="Pays back after",
-            text=paid,
-            note="a run saves nothing" if paid == "never" else ends,
-        ),
+        Tile(label="Pays back after", text=paid, note=pays_back_note),
     )
+
+
+def _pays_back(rec: Recommendation) -> tuple[str, str]:
+    """Say after how many runs the study is paid back, and how sure that is."""
+    runs, interval = rec.break_even_runs, runs_text(rec.break_even_interval)
+    if runs is None:
+        return ("not known", interval) if interval else ("never", "a run saves nothing")
+    note = "of the recommendation in place of the baseline"
+    return fmt.count_text(runs, "run"), f"{note}; {interval}" if interval else note
 
 
 def _target(study: StudyView) -> str:

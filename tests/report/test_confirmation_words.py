@@ -14,7 +14,9 @@ from small_studies import study, trial
 from carbonopt.analysis.confidence import Evidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.quality import PERPLEXITY
+from carbonopt.report.document import Steps
 from carbonopt.report.sections.confirmation_section import caveats, section
+from carbonopt.report.sections.front_section import section as front
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.writing import write_report
 
@@ -132,3 +134,16 @@ def test_one_configuration_alone_was_not_decided_between(tmp_path: Path) -> None
     made = section(StudyView(data))
     assert made is not None and [block.key for block in made.blocks] == ["repeats"]
     assert "standard deviation, pooled or its own" in made.blocks[0].note
+
+
+def test_the_studys_own_target_says_why_a_cheaper_trial_comes_second(tmp_path: Path) -> None:
+    in_doubt = rows(8, 100, s0=9.99, s1=9.995, s2=9.99)
+    clear = rows(16, 200, s0=9.10, s1=9.12, s2=9.14)
+    view = StudyView(Replayed(tmp_path, in_doubt, clear).run())
+    (own,) = (answer for answer in view.recommendation_by_target if answer.study_target_only)
+    (steps,) = (block for block in front(view).blocks if isinstance(block, Steps))
+    (step,) = (step for step in steps.steps if step.alone)
+    cheaper = {record.trial for record in view.data.records if record.repeat_of is None}
+    (second,) = cheaper - {own.trial}
+    assert f"it comes before trial {second}, which is cheaper" in step.text
+    assert not any("comes before" in step.text for step in steps.steps if not step.alone)

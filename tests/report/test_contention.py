@@ -47,7 +47,8 @@ def test_a_baseline_that_is_recommended_saves_nothing_that_could_be_doubtful() -
 def test_the_one_that_is_recommended_waited_and_the_saving_is_doubtful() -> None:
     (caveat,) = said(0.03, 0.366, 0.9)
     assert (caveat.key, caveat.level) == (SAVING, Level.CRITICAL)
-    assert caveat.numbers == {"count": 2, "trial": 1, "share": 0.366}
+    role = "a run of the recommendation"
+    assert caveat.numbers == {"count": 2, "trial": 1, "share": 0.366, "role": role}
     assert "2 trials" in caveat.text and "36.6 %" in caveat.text
 
 
@@ -184,6 +185,8 @@ def test_a_slowed_trial_that_decides_is_a_warning_also_by_cpu_time(decisive: str
     level = Level.NOTE if decisive is None else Level.WARNING
     assert (caveat.level, caveat.numbers["trial"]) == (level, trials[decisive])
     assert caveat.key == (CHARGED if decisive is None else f"{CHARGED}_saving")
+    words = {"baseline": "baseline", "capped": "stopped", None: ""}.get(decisive, "recommendation")
+    assert words in caveat.numbers.get("role", "")
 
 
 def test_a_script_whose_waiting_is_not_known_is_noted_once() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from carbonopt.analysis.confidence import Configuration, configurations
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
@@ -61,8 +62,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         compared.clear()  # the report states no saving
     decisive = most_slowed(contended, compared)
     worst = decisive or max(contended, key=lambda record: record.cpu_wait_fraction or 0.0)
-    key = "cpu_contention_saving" if decisive else "cpu_contention"
-    yield study.caveat(key, count=len(contended), trial=worst.trial, share=worst.cpu_wait_fraction)
+    yield _of_waiting("cpu_contention_saving" if decisive else "cpu_contention", study, worst)
     pruned = [record.trial for record in contended if record.stop_reason == StopReason.CAP]
     if pruned and rec.met:
         yield study.caveat("cpu_contention_pruned", trials=pruned)
@@ -131,4 +131,25 @@ def _of_cpu_time(study: StudyView, contended: Sequence[TrialRecord]) -> Caveat:
     slowed = most_slowed(contended, decisive)
     worst = slowed or max(contended, key=lambda record: record.cpu_wait_fraction or 0.0)
     key = "cpu_contention_charged_saving" if slowed else "cpu_contention_charged"
-    return study.caveat(key, count=len(contended), trial=worst.trial, share=worst.cpu_wait_fraction)
+    return _of_waiting(key, study, worst)
+
+
+def _of_waiting(key: str, study: StudyView, worst: TrialRecord) -> Caveat:
+    """Return a caveat that names the run that waited longest, and why it decides the answer."""
+    count = sum(record.is_contended for record in study.data.records)
+    numbers = {"count": count, "trial": worst.trial, "share": worst.cpu_wait_fraction}
+    role = _role(study, worst) if "{role}" in TEMPLATES[key][1] else None
+    return study.caveat(key, **numbers) if role is None else study.caveat(key, role=role, **numbers)
+
+
+def _role(study: StudyView, run: TrialRecord) -> str:
+    """Say why a run decides the answer."""
+    rec = study.recommendation
+    trial = run.trial if run.repeat_of is None else run.repeat_of
+    if trial == rec.trial:
+        return "a run of the recommendation"
+    if rec.closest is not None and trial == rec.closest.trial:
+        return "which came closest to the target"
+    if rec.baseline is not None and trial == rec.baseline.trial:
+        return "a run of the baseline"
+    return "which was stopped as too costly and may have been cheaper"

@@ -98,6 +98,7 @@ def _steps(study: StudyView) -> Iterator[Step]:
         for begin, end in pairwise([*general, study.quality.rank(math.inf)])
     ]
     bounds = dict(zip(general, zip(numbers, [*numbers[1:], None], strict=True), strict=True))
+    general_answer: TargetRange | None = None
     for answer in study.recommendation_by_target:
         begins, alone, place = answer.from_value, answer.study_target_only, None
         number, label = (
@@ -113,6 +114,13 @@ def _steps(study: StudyView) -> Iterator[Step]:
         if answer.emissions_kg_co2e is not None and answer.value is not None:
             place = answer.emissions_kg_co2e * study.plot.per_kg, answer.value
         text, row = _text(study, answer), row_of.get(answer.trial)
+        if not alone:
+            general_answer = answer
+        elif general_answer is not None and general_answer.trial is not None:
+            text += (
+                f" · for this target it comes before trial {general_answer.trial}, which is cheaper"
+                " but less sure to meet it"
+            )
         begins_at = begins if math.isfinite(begins) else None
         yield Step(
             begins=begins_at,

@@ -83,7 +83,7 @@ def _of_the_closest(study: StudyView, missing: Shortfall) -> Iterator[Caveat]:
             seen["advice"] = advice or "train for fewer steps"
             yield study.caveat("loss_rose", rose=-trend.fell_by_loss, steps=trend.steps, **seen)
         else:
-            has_more = "the space allows more epochs, a larger budget may find them"
+            has_more = "raise the budget, because the space has more epochs than these"
             advice = (
                 "train for more steps"
                 if study.data.config.search.space["epochs"] is None
