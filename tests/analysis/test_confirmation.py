@@ -333,7 +333,7 @@ def test_the_number_of_repeats_is_bounded(tmp_path: Path) -> None:
     assert repeats(data) == [(2**k, 1) for k in range(3, 9)], (
         "as many as of three configurations that hold"
     )
-    assert "none of them was confirmed" in data.ended
+    assert "None of them was confirmed" in data.ended
     rec = recommend(data)
     assert batch(rec) == 512, "of the others nothing speaks against it"
     assert (
@@ -455,7 +455,7 @@ def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> Non
         for record in data.records
         if record.repeat_of is None
     }
-    assert "not in the table: seed " in data.ended
+    assert "Not in the table: seed " in data.ended
     assert f"1 of trial {by_batch[16]}" in data.ended
     assert f"2 of trial {by_batch[16]}" in data.ended
     assert f"1 of trial {by_batch[64]}" in data.ended
