@@ -14,7 +14,7 @@ from carbonopt.spec.quality_source import QualitySource
 class ZeroLeaves(Frozen):
     """The blocks of a model that ZeRO-3 gathers and reduces as one (`train.models.zero_leaves`)."""
 
-    classes: tuple[str, ...]  # with their modules' names
+    classes: tuple[str, ...]  # with their modules' names; empty: `workload.deepspeed` chooses them
     largest_parameters: int  # parameters of the largest block
     model_parameters: int  # parameters of the whole model
 

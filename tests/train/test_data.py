@@ -699,6 +699,20 @@ def test_zero_3_lets_go_of_linear_weights_only_where_that_saves_memory(chosen, s
     given = workload(deepspeed={"zero_optimization": chosen})
     zero = deepspeed_config(params, given, on_gpu=True, leaves=leaves)["zero_optimization"]
     assert zero["memory_efficient_linear"] is saves_memory
+    assert zero["leaf_module"] == {"classes": ["a.Block"]}
+
+
+def test_leaves_that_the_study_chooses_change_nothing_else_of_zero_3():
+    leaves = ZeroLeaves(classes=(), largest_parameters=60_000_000, model_parameters=10**8)
+    params = TrialParams(
+        global_batch_size=2, micro_batch_size_per_gpu=2, learning_rate=1e-3, epochs=1, zero_stage=3
+    )
+    own = {"leaf_module": {"classes": ["Own"]}}
+    given = workload(deepspeed={"zero_optimization": own})
+    zero = deepspeed_config(params, given, on_gpu=True, leaves=leaves)["zero_optimization"]
+    assert zero["leaf_module"] == own["leaf_module"]
+    assert zero["stage3_prefetch_bucket_size"] == 60_000_000
+    assert zero["memory_efficient_linear"] is False
 
 
 def test_warm_up_beside_a_rate_that_has_none_is_refused():

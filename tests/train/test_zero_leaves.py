@@ -105,7 +105,26 @@ def test_leaves_that_deepspeed_would_not_train_are_refused(zero: dict) -> None:
     ],
 )
 def test_leaves_that_deepspeed_trains_stay_as_the_study_chose_them(zero: dict) -> None:
-    assert leaves(LLAMA, **zero) is None
+    found = leaves(LLAMA, **copy.deepcopy(zero))
+    assert found.classes == () and found.model_parameters == leaves(LLAMA).model_parameters
+    assert 32 * 64 < found.largest_parameters <= leaves(LLAMA).largest_parameters
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"leaf_module": {"classes": ["LlamaMLP", "NoSuchLayer"]}},
+        {"leaf_module": {"names": ["model.layers.9"]}},
+        {"leaf_module": {"name_suffixes": ["nowhere"]}},
+        {"stage3_module_granularity_threshold": 1},
+        {"stage3_module_granularity_threshold": -5},
+    ],
+)
+def test_leaves_that_the_model_lacks_are_refused(zero: dict) -> None:
+    (key, value), *_ = zero.items()
+    refused = next(iter(value.values()))[-1] if isinstance(value, dict) else value
+    with pytest.raises(BadInput, match=rf"{key}.*{refused}"):
+        leaves(LLAMA, **copy.deepcopy(zero))
 
 
 def test_looking_for_leaves_draws_no_random_number() -> None:

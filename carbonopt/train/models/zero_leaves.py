@@ -29,16 +29,17 @@ _CHOICES = (_THRESHOLD, "leaf_module")
 def zero_leaves(
     task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder
 ) -> ZeroLeaves | None:
-    """Return the classes of the model's blocks that can be leaves, such as LlamaDecoderLayer.
+    """Return the model's blocks that can be leaves, such as LlamaDecoderLayer, by their classes.
 
     These are the classes that transformers never splits among devices, where they are repeated in a
     list. The model runs without numbers on an example of the prepared folder.
 
     Returns:
-        The classes. None: the study chooses the leaves, or the model has no such blocks.
+        The leaves; without classes if the study chooses them. None: there are none.
 
     Raises:
-        BadInput: DeepSpeed would not train the leaves that `workload.deepspeed` chooses.
+        BadInput: `workload.deepspeed` chooses a leaf that the model lacks, or that DeepSpeed would
+            not train.
     """
     with torch.device("meta"):
         model = random_model(
@@ -46,8 +47,8 @@ def zero_leaves(
         ).train()
     zero = task.workload.deepspeed.get("zero_optimization", {})
     if any(zero.get(key) for key in _CHOICES):
-        _check_chosen(task, model, zero, folder)
-        return None
+        chosen = _chosen(task, model, zero, folder)
+        return _leaves(model, (), chosen) if chosen else None
     blocks = _blocks(model)
     try:
         untrained = _untrained(task, model, blocks, folder)
@@ -56,12 +57,15 @@ def zero_leaves(
     classes = {type(block) for block in blocks} - {type(block) for block in untrained}
     if not classes:
         return None
+    names = sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)
+    return _leaves(model, names, [block for block in blocks if type(block) in classes])
+
+
+def _leaves(model: Any, classes: Iterable[str], leaves: Iterable[nn.Module]) -> ZeroLeaves:
     return ZeroLeaves(
-        classes=tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)),
+        classes=tuple(classes),
         largest_parameters=max(
-            sum(parameter.numel() for parameter in block.parameters())
-            for block in blocks
-            if type(block) in classes
+            sum(parameter.numel() for parameter in leaf.parameters()) for leaf in leaves
         ),
         model_parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
@@ -115,25 +119,14 @@ def _untrained(
     ]
 
 
-def _check_chosen(
+def _chosen(
     task: TrainerTask, model: Any, zero: dict[str, Any], folder: PreparedFolder
-) -> None:
-    """Raise BadInput if DeepSpeed wouldn't train a leaf that the study's settings choose."""
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
-    from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
+) -> list[nn.Module]:
+    """Return the leaves that the study's settings choose.
 
-    leaves = apply_zero_leaf_module_config(model, DeepSpeedZeroConfig(**zero).leaf_module)
-    if threshold := zero.get(_THRESHOLD):
-        chooser = DeepSpeedZeRoOffload.__new__(DeepSpeedZeRoOffload)
-        chooser.min_granularity_value, chooser.min_granularity_layer = sys.maxsize, None
-        chooser.granularity_info, chooser.z3_leaf_layers = set(), []
-        for parameter in model.parameters():
-            parameter.ds_numel = parameter.numel()
-        chooser._get_granularity_recursively(model)
-        if chooser.min_granularity_value <= threshold:
-            chooser._set_leaf_by_threshold_preorder(model, threshold)
-        leaves = [*leaves, *chooser.z3_leaf_layers]
+    Raises BadInput if the model lacks one of them, or DeepSpeed wouldn't train it.
+    """
+    leaves = _named(model, zero) + _by_threshold(model, zero)
     sentence = "workload.deepspeed.zero_optimization chooses leaf modules"
     try:
         untrained = _untrained(task, model, leaves, folder)
@@ -149,3 +142,47 @@ def _check_chosen(
             f" position, and share no parameters; leave {' and '.join(_CHOICES)} out, and carbonopt"
             " chooses the model's blocks."
         )
+    return leaves
+
+
+def _named(model: Any, zero: dict[str, Any]) -> list[nn.Module]:
+    """Return the leaves that `leaf_module` names. Raises BadInput if the model lacks one."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
+
+    chosen, leaves = DeepSpeedZeroConfig(**zero).leaf_module, dict[nn.Module, None]()
+    for key in zero.get("leaf_module") or {}:
+        for name in getattr(chosen, key):
+            alone = {"classes": [], "names": [], "name_suffixes": []} | {key: [name]}
+            config = DeepSpeedZeroConfig(leaf_module=alone).leaf_module
+            if not (found := apply_zero_leaf_module_config(model, config)):
+                raise BadInput(
+                    f"workload.deepspeed.zero_optimization.leaf_module.{key} must name modules of"
+                    f" the model, but {type(model).__name__} has no {name!r}; leave leaf_module"
+                    " out, and carbonopt chooses the model's blocks."
+                )
+            leaves |= dict.fromkeys(found)
+    return list(leaves)
+
+
+def _by_threshold(model: Any, zero: dict[str, Any]) -> list[nn.Module]:
+    """Return the leaves that DeepSpeed chooses by their size. Raises BadInput if there are none."""
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+    if not (threshold := zero.get(_THRESHOLD)):
+        return []
+    chooser = DeepSpeedZeRoOffload.__new__(DeepSpeedZeRoOffload)
+    chooser.min_granularity_value, chooser.min_granularity_layer = sys.maxsize, None
+    chooser.granularity_info, chooser.z3_leaf_layers = set(), []
+    for parameter in model.parameters():
+        parameter.ds_numel = parameter.numel()
+    chooser._get_granularity_recursively(model)
+    if chooser.min_granularity_value <= threshold:
+        chooser._set_leaf_by_threshold_preorder(model, threshold)
+    if not chooser.z3_leaf_layers:
+        raise BadInput(
+            f"workload.deepspeed.zero_optimization.{_THRESHOLD} must be at least"
+            f" {chooser.min_granularity_value:,}, the finest module of the model, but is"
+            f" {threshold:,}, which chooses none; leave it out."
+        )
+    return list(chooser.z3_leaf_layers)

@@ -20,7 +20,8 @@ def deepspeed_config(
     All numbers in it are written out.
 
     Args:
-        leaves: The model's blocks, for ZeRO 3. None: DeepSpeed prepares each submodule by itself.
+        leaves: The model's leaf modules, for ZeRO 3. None: DeepSpeed prepares each submodule by
+            itself.
 
     Raises:
         BadInput: A key can't be set (see `check_deepspeed_keys`).
@@ -60,7 +61,8 @@ def _zero_optimization(
         # otherwise a saved model would have no weights
         zero["stage3_gather_16bit_weights_on_model_save"] = True
         if leaves is not None:
-            zero["leaf_module"] = {"classes": list(leaves.classes)}
+            if leaves.classes:
+                zero["leaf_module"] = {"classes": list(leaves.classes)}
             # A block that is larger than this would not be gathered before it is needed.
             zero["stage3_prefetch_bucket_size"] = max(
                 _PREFETCHED_PARAMETERS, leaves.largest_parameters
