@@ -116,11 +116,16 @@ class StudyConfig(Settings):
 
     @property
     def _varlen_without_packing(self) -> bool:
-        space, given = self.search.space, (self.workload.model_extra or {}) if self.workload else {}
+        space = self.search.space
         if isinstance(space, UnchosenSpace):
             return False
-        attentions = values_of(space["attention_implementation"])
-        return "varlen" in attentions and not given.get("packing")
+        return "varlen" in values_of(space["attention_implementation"]) and not self.packs
+
+    @property
+    def packs(self) -> bool:
+        """True if the examples that a batch counts are rows, each packed from several examples."""
+        given = (self.workload.model_extra or {}) if self.workload else {}
+        return bool(given.get("packing"))
 
     @property
     def _learns_other_tokens(self) -> bool:

@@ -84,6 +84,27 @@ def test_speed_leaves_out_the_first_step_and_says_what_it_took():
     assert second.flops_utilisation is None  # in which precision it trained is not known
 
 
+def test_packed_rows_are_not_called_examples():
+    workload = {
+        "task": "sft",
+        "packing": True,
+        "model": {"from_config": {"model_type": "gpt2", "n_head": None}},
+        "tokenizer": {"kind": "byte"},
+        "dataset": {"train_files": ["rows.jsonl"], "eval_fraction": 0.1},
+        "sequence_length": 64,
+    }
+    ragged = PREPARED.model_copy(update={"sequence_length": None})
+    fast = trial(0, stages=FIRST, steps_done=5)
+    packed = study(fast, prepared=ragged, raw={"workload": workload})
+    one_by_one = study(fast, prepared=ragged, raw={"workload": workload | {"packing": False}})
+    columns = [
+        {column["label"] for column in tables_of(document_of(data))["speeds"]["columns"]}
+        for data in (packed, one_by_one)
+    ]
+    assert columns[0] >= {"Packed rows/s", "mJ a packed row"}
+    assert columns[1] >= {"Examples/s", "mJ an example"}
+
+
 @pytest.mark.parametrize("gpus", [(), ("a GPU",), ("NVIDIA H200", "a GPU")])
 def test_utilisation_is_said_of_known_gpus_only(gpus: tuple[str, ...]):
     params = {"precision": "bf16", "world_size": max(1, len(gpus))}

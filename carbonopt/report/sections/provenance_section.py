@@ -84,7 +84,10 @@ def _workload(data: StudyData) -> dict[str, str]:
             rows["Parameters"] = f"{prepared.model_parameters:,}"
         noun = "examples" if prepared.sequence_length is None else "sequences"
         rows["Training data"] = _amount(
-            prepared.train_tokens, "tokens", prepared.train_examples, noun
+            prepared.train_tokens,
+            "tokens",
+            prepared.train_examples,
+            "packed rows" if data.config.packs else noun,
         )
         rows["Evaluation data"] = _amount(
             prepared.eval_tokens, "target tokens", prepared.eval_examples, noun

@@ -26,11 +26,13 @@ UTILISATIONS = {
     "GPU busy": "gpu_utilisation",
     "FLOP utilisation": "flops_utilisation",
 }
-UTILISATION_NOTE = (
-    "GPU busy: the share of the training, its first step included, with a kernel on the GPUs, as"
-    " NVML samples it. FLOP utilisation: 6 × parameters × tokens/s ÷ the GPUs' dense peak in half"
-    " precision."
-)
+_UTILISATION_NOTES = {
+    "GPU busy": (
+        "the share of the training, its first step included, with a kernel on the GPUs, as NVML"
+        " samples it"
+    ),
+    "FLOP utilisation": ("6 × parameters × tokens/s ÷ the GPUs' dense peak in half precision"),
+}
 DEAR_EVALUATION = 0.2  # energy of evaluating, as a share of training's, from which on it is said
 # With a smaller share of a run, the saving in training says little about the saving of whole runs.
 _SMALL_TRAINING = 0.5
@@ -45,7 +47,7 @@ SPENT_ON = {
 def section(study: StudyView) -> Section | None:
     stages = study.stages
     tables = tuple(
-        made for made in (_by_stage(stages), _speeds(stages), _stopped_early(stages)) if made.rows
+        made for made in (_by_stage(stages), _speeds(study), _stopped_early(stages)) if made.rows
     )
     return (
         Section(key="stages", title="Time and energy of the trials", blocks=tables, level=3)
@@ -98,12 +100,12 @@ def _by_stage(stages: Stages) -> Table:
     )
 
 
-def _speeds(stages: Stages) -> Table:
+def _speeds(study: StudyView) -> Table:
+    stages = study.stages
     known = {
-        name
-        for name in UTILISATIONS.values()
-        for row in stages.speeds
-        if getattr(row, name) is not None
+        label: name
+        for label, name in UTILISATIONS.items()
+        if any(getattr(row, name) is not None for row in stages.speeds)
     }
     note = (
         "Speed and energy are of the steps after the first. Excess: the first step's extra energy"
@@ -111,26 +113,24 @@ def _speeds(stages: Stages) -> Table:
     )
     if stages.compiles:
         note += " Later trials with the same shapes load from a cache what one trial has compiled."
-    if known:
-        note += f" {UTILISATION_NOTE}"
+    note += "".join(f" {label}: {_UTILISATION_NOTES[label]}." for label in known)
     kernels = word("Kernels", lambda row: MISSING if row.kernels is None else row.kernels.value)
     in_tokens = all(row.tokens_per_s is not None for row in stages.speeds)
-    unit, name = ("Tokens", "token") if in_tokens else ("Examples", "example")
+    name = "token" if in_tokens else "example"
+    unit, one_of_them = ("Tokens", "a token") if in_tokens else ("Examples", "an example")
+    if not in_tokens and study.data.config.packs:
+        unit, one_of_them = "Packed rows", "a packed row"
     columns = [
         num("Trial", "trial"),
         num(f"{unit}/s", f"{name}s_per_s", lambda rate: f"{rate:,.0f}"),
-        num(f"mJ {'a' if in_tokens else 'an'} {name}", f"millijoules_per_{name}", _millijoules),
+        num(f"mJ {one_of_them}", f"millijoules_per_{name}", _millijoules),
         kernels if any(row.kernels for row in stages.speeds) else None,
         num("First step (s)", "first_step_s", fmt.seconds_text),
         scaled(
             "Excess of the first step", "first_step_excess_kwh", fmt.energy_scale, stages.speeds
         ),
         num("Excess, share of training", "first_step_excess_share", fmt.percent_text),
-        *(
-            num(label, name, fmt.percent_text)
-            for label, name in UTILISATIONS.items()
-            if name in known
-        ),
+        *(num(label, field, fmt.percent_text) for label, field in known.items()),
     ]
     return table(
         "speeds",
