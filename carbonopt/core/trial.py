@@ -256,6 +256,9 @@ class TrialRecord(Frozen):
     earlier_attempts_gpu_kwh: Finite | None = None  # the GPUs' part of that energy
     # steps after which it went on from a checkpoint; what was done again counts as earlier attempts
     continued_at_steps: tuple[Whole, ...] = ()
+    # Steps of a script that were made, but whose energy was lost when the study was killed; None:
+    # all were measured.
+    unmeasured_steps: Whole | None = None
     total_steps: Whole | None = None  # optimizer steps the whole trial would have
     # files that earlier trials had changed and the script read or may have read
     inherited_files: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ used.
 """
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from carbonopt.energy.meter_reading import Reading
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import checkpoint_name
 from carbonopt.storage.paths import StudyPaths
+
+# Longest time from a trial's last report of a step to the last reading that counts. It reports
+# twice a second.
+_MEASURED_S = 1.0
 
 
 class Checkpoint(Frozen):
@@ -67,6 +72,22 @@ class Checkpoint(Frozen):
         """The time that counts as the trial's own, of all phases, in seconds."""
         return sum(reading.duration_s for reading in self.readings.values())
 
+    def unmeasured_steps(self, step: int) -> int:
+        """Return how many steps before an attempt's first one have no energy here.
+
+        The energy was stored up to a second after the last report of a step, so the steps of a
+        second are measured.
+
+        Args:
+            step: The step after which a script goes on.
+        """
+        done = self.record.steps_done or 0
+        if not done:
+            return step
+        step_s = self.readings[Phase.TRAIN].duration_s / done
+        measured = math.ceil(_MEASURED_S / step_s) if step_s > 0 else 0
+        return max(0, step - done - measured)
+
     def as_one_piece(self) -> "Checkpoint":
         """Return it with all energy as training, for a script that tells no phases."""
         whole = sum(self.readings.values(), start=Reading(objective=self._objective))
@@ -97,6 +118,7 @@ class Checkpoint(Frozen):
             for name in (
                 "total_steps", "planned_steps", "predictions", "peak_memory_gib",
                 "rank_peak_memory_gib", "kernels", "audited_at_step", "forecast",
+                "unmeasured_steps",
             )
         }  # fmt: skip
         still_s = [each for each in (own.standstill_s, record.standstill_s) if each is not None]

@@ -61,6 +61,8 @@ _STORE_SHARE = 0.02
 # milliseconds.
 _MOST_QUESTIONS = 200
 _MOST_TAIL_CHARACTERS = 10_000  # largest number of characters of a log that a record keeps
+# Largest share of a script's steps whose energy may have been lost with a study that was killed.
+MOST_UNMEASURED = 0.01
 PRINTED_LINES = 200  # last lines in which a script without carbonopt's lines may print its quality
 _MEASURED_BY_RANKS = ("total_steps", "peak_memory_gib", "rank_peak_memory_gib", "cpu_wait_fraction")
 
@@ -352,9 +354,12 @@ class TrialWatch:
                 if stage is Stage.STEPS:  # begins when the first step has ended
                     self._read_at_report()
             case events.Progress(step=step, total_steps=total, cpu_wait_fraction=wait, ago_s=ago_s):
+                goes_on = self._undecided is not None
                 self._decide_going_on(step - 1)
                 self._planned_steps = self._planned_steps or total
                 self._note(total_steps=total, steps_done=step, cpu_wait_fraction=wait)
+                if goes_on and self._went_on is not None:
+                    self._note_unmeasured(self._went_on.unmeasured_steps(step - 1), total)
                 if self.spec.program is not None:
                     self._phases.stepped(ago_s)
                 self._read_at_report()
@@ -419,6 +424,22 @@ class TrialWatch:
         self._began_s += self.checkpoint.readings_s
         if step > 0:
             self._go_on(self.checkpoint, step)
+
+    def _note_unmeasured(self, steps: int, total_steps: int) -> None:
+        """Note steps whose energy is not known, and end the trial if they are too many."""
+        if steps == 0:
+            return
+        steps += self.so_far.unmeasured_steps or 0
+        self._note(unmeasured_steps=steps)
+        if steps > MOST_UNMEASURED * total_steps:
+            self._fail(
+                "unmeasured",
+                f"the energy of {steps} of its {total_steps} steps is not known, at most"
+                f" {MOST_UNMEASURED:.0%} may be: the script goes on after step"
+                f" {(self.so_far.steps_done or 1) - 1}, but the study was killed before it had"
+                " stored their energy, or the script left them out",
+                with_tail=False,
+            )
 
     def _go_on(self, checkpoint: Checkpoint, step: int) -> None:
         """Count what the earlier attempts had done and used as this trial's.

@@ -274,6 +274,25 @@ def test_attempts_of_a_script_that_saves_itself_are_added_up(tmp_path: Path) -> 
     assert third.energy_kwh.train == pytest.approx(second.energy_kwh.train + alone.energy_kwh.train)
 
 
+@pytest.mark.parametrize(("begins_with", "lost"), [(36, 0), (37, 1), (90, 54)])
+def test_steps_that_a_killed_study_has_not_measured_are_counted(
+    begins_with: int, lost: int, tmp_path: Path
+) -> None:
+    """A step takes 0.2 s here: five may have been measured after the last report."""
+    first, kept, _ = attempt(SCRIPT_BEGUN, tmp_path, program=OWN, interrupted_at_step=30)
+    (stored,) = kept[-1:]
+    train = stored.readings[Phase.TRAIN].model_copy(update={"duration_s": 6.0})  # 0.2 s a step
+    readings = stored.readings | {Phase.TRAIN: train}
+    killed = stored.model_copy(update={"readings": readings})
+    script = f"progress({begins_with})\nevaluated(100, 1.0)\nos._exit(0)"
+    second, _, _ = attempt(script, tmp_path, first, killed, OWN)
+    assert second.unmeasured_steps == (lost or None)
+    if lost > 1:
+        assert (second.state, second.failure.kind) == (TrialState.FAILED, "unmeasured")
+    else:
+        assert second.state is TrialState.COMPLETE
+
+
 def test_script_that_begins_again_counts_alone(tmp_path: Path) -> None:
     first, kept, _ = attempt(SCRIPT_BEGUN, tmp_path, program=OWN, interrupted_at_step=30)
     script = "progress(1)\nevaluated(100, 1.0)\nos._exit(0)"

@@ -53,11 +53,19 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
             duration=human_duration(seconds),
         )
     continued = [record for record in study.data.records if record.continued_at_steps]
-    if continued:
+    if any(not record.unmeasured_steps for record in continued):
         yield study.caveat(
             "continued_script" if study.data.config.is_script else "continued",
-            trials=[record.trial for record in continued],
+            trials=[record.trial for record in continued if not record.unmeasured_steps],
             kwh=math.fsum(record.earlier_attempts_energy_kwh for record in continued),
+        )
+    unmeasured = [record for record in continued if record.unmeasured_steps and record.total_steps]
+    if unmeasured:
+        yield study.caveat(
+            "unmeasured_steps",
+            trials=[record.trial for record in unmeasured],
+            steps=sum(record.unmeasured_steps or 0 for record in unmeasured),
+            total=sum(record.total_steps or 0 for record in unmeasured),
         )
     # A script's lost steps count as the trial's, and so towards its cap.
     capped = [record.trial for record in continued if record.stop_reason is StopReason.CAP]
