@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.refusals import hint
@@ -43,10 +44,22 @@ def check_form(form: str, asked: Mapping[str, str | None]) -> None:
                 f" {name} is {shortened(value)}; give it."
             )
     name, url = next((name, value or "") for name, value in asked.items() if "url" in name)
-    if not url.startswith(("https://", "http://")):
+    if not _is_page(url):
+        shown = "one with a user" if "@" in url else repr(url)  # which may have a password
         raise BadInput(
-            f"{name} must be a web page's address, such as https://example.org, but got {url!r}."
+            f"{name} must be a web page's address without a user or a password, such as"
+            f" https://example.org, but got {shown}."
         )
+
+
+def _is_page(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        has_user = parts.username is not None or parts.password is not None
+    except ValueError:
+        return False
+    known = parts.scheme in ("http", "https") and parts.hostname
+    return bool(known) and not has_user and not any(map(str.isspace, url))
 
 
 def study_texts(

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Frozen
 from carbonopt.export.exported_study import ExportedStudy
 
@@ -60,6 +61,9 @@ def croissant(
         study: The study.
         tables: CSV tables with a header, by file name; an empty one is left out.
         publication: What the author says.
+
+    Raises:
+        BadInput: The creator is an organization without a name.
     """
     last = study.last_active
     draft = "A draft: the study has not ended. " if study.status == "draft" else ""
@@ -97,7 +101,10 @@ def croissant_text(
 
 def _creator(name: str) -> dict[str, str]:
     if name.startswith(ORGANIZATION):
-        return {"@type": "Organization", "name": name.removeprefix(ORGANIZATION).strip()}
+        organization = name.removeprefix(ORGANIZATION).strip()
+        if not organization:
+            raise BadInput(f"the creator must be named after {ORGANIZATION!r}, but got {name!r}.")
+        return {"@type": "Organization", "name": organization}
     return {"@type": "Person", "name": name}
 
 

@@ -375,6 +375,8 @@ def _scalar(word: str) -> Scalar:
 
 
 def _number(text: str) -> int | float | None:
+    if re.match("[-+]?0[0-9]", text):  # a word such as 010, which is another one than 10
+        return None
     try:
         value = int(text) if re.fullmatch("[-+]?[0-9]{1,18}", text) else float(text)
     except ValueError:

@@ -19,6 +19,7 @@ import yaml
 from commands import refusal, within
 
 from carbonopt.study import new_study
+from carbonopt.study.init_answers import parse_values
 from carbonopt.study.study_file import load_study
 from carbonopt.study.study_schema import study_schema
 from carbonopt.train.tasks.task import TASKS
@@ -353,6 +354,19 @@ def test_the_end_of_the_input_leaves_no_file(here: Path) -> None:
     assert done.returncode == 2
     assert "--model" in done.stderr
     assert not Path("study.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "values"),
+    [
+        ("8,16", {"choices": [8, 16]}),
+        ("0,0.5", {"choices": [0, 0.5]}),
+        ("010,10", {"choices": ["010", 10]}),
+        ("-007", "-007"),
+    ],
+)
+def test_a_value_stays_the_word_that_was_typed(answer: str, values: object) -> None:
+    assert parse_values("w", answer) == values
 
 
 def test_the_end_of_the_input_at_a_question_within_another_ends_the_command(here: Path) -> None:

@@ -574,6 +574,10 @@ def test_croissant_asks_for_what_only_the_author_knows(finished_study):
         assert f"--{name} is ' '" in refusal(*command, *arguments(**{name: " "}))
     assert "'example.org'" in refusal(*command, *arguments(url="example.org"))
     assert "--creator is" in refusal(*command, *arguments(creator="a\nb"))
+    assert "Organization:" in refusal(*command, *arguments(creator="Organization: "))
+    for url in ("http://x/ y", "https://", "https://u:secretpw@x.org/", "javascript:alert(1)"):
+        refused = refusal(*command, *arguments(url=url))
+        assert "--url must be" in refused and "secretpw" not in refused
     assert "--license" in refusal("export", finished_study, "--license", "MIT")
 
 

@@ -78,7 +78,8 @@ def main(
     failure = _await_end(len(ranks), ended, lifeline)
     end_session(guard, job["extensions"], job["scratch"], PATIENCE_S)
     reaper.join(REAP_S)  # processes that were not waited for are in nobody's CPU time
-    os.write(cpu_report, str(_cpu_s()).encode())
+    with contextlib.suppress(BrokenPipeError):  # the study was killed: nobody reads it
+        os.write(cpu_report, str(_cpu_s()).encode())
     return failure
 
 
