@@ -253,7 +253,7 @@ def not_ended(data: StudyData, recommendation: Recommendation, running: bool) ->
         else "it was interrupted; the same `carbonopt run` goes on with it"
     )
     parts = [f"The study has not ended: {why}."]
-    if (start := data.planned_start) is not None:
+    if (start := data.planned_start) is not None and running:
         parts.append(f"Its next trial is planned for {start.local_time}.")
     if budget is None or done < budget:
         left = (

@@ -83,6 +83,8 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
         session = replace(session, checked=checked)
         if not joins:
             early.move_to(stored)
+            # An earlier call's plan: this one may have another schedule, and plans anew.
+            stored.set_planned_start(None)
         if session.waits_for_leader:
             # What it used while it waited counts, even if no trial is left for it.
             account.store(stored)

@@ -56,7 +56,7 @@ class Panel:
         return _ENVIRONMENT.get_template("now.html").render(
             name=self._name,
             doing=_doing(state, running),
-            at_work=bool(state.workers) and data.ended is None,
+            at_work=is_at_work(state),
             trials=[_trial(record, data) for record in running],
             facts=_facts(state, ended.best),
             curve=_curve(data, shown, ended.best),
@@ -66,6 +66,11 @@ class Panel:
             workers=[_worker(worker, running) for worker in state.workers],
             last=[_ended(record, data) for record in ended.last],
         )
+
+
+def is_at_work(state: WatchedState) -> bool:
+    """Return whether workers are at work on the study; its plans are valid only then."""
+    return bool(state.workers) and state.data.ended is None
 
 
 def empty_panel() -> str:
@@ -104,7 +109,7 @@ def _facts(state: WatchedState, best: TrialRecord | None) -> list[tuple[str, str
     again = f", {fmt.count_text(repeats, 'repeat')}" if repeats else ""
     searched = sum(record.counts_for_budget for record in data.records)
     facts.append(("Trials begun", f"{searched}{of_budget}{instead}{again}"))
-    if (plan := data.planned_start) is not None and data.ended is None:
+    if (plan := data.planned_start) is not None and is_at_work(state):
         at = clock_text(datetime.fromisoformat(plan.at))
         facts.append(("Next start", f"{at}{plan.effect}"))
     used = f"{fmt.energy_text(spent_kwh)}, {fmt.emissions_text(data.emissions_kg_co2e(spent_kwh))}"

@@ -424,6 +424,7 @@ def test_an_answer_says_when_a_waiting_study_goes_on(monkeypatch: pytest.MonkeyP
             rule="",
         )
         assert "2026-12-02 03:30+05:30" in left(0, running=True, planned=planned)
+        assert "planned" not in left(0, running=False, planned=planned), "the next call plans anew"
     finally:
         monkeypatch.undo()
         time.tzset()

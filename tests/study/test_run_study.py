@@ -1,6 +1,7 @@
 """What a call of `carbonopt run` leaves in the storage, however it ends."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from replays import study_over, write_table
 from search.test_study import Silent
 
 from carbonopt.core.errors import BadInput, MachineLost, StudyInterrupted
-from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.study_data import PlannedStart, StudyData
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
@@ -54,6 +55,32 @@ def test_a_preparation_that_ends_early_is_in_the_ledger(
     *_, session = StudyStorage.of_folder(connect(storage_url(paths, None)), paths).read().sessions
     assert session.duration_s > 0
     assert session.unread_s == (0.0 if is_read else session.duration_s)
+
+
+def test_plan_of_an_earlier_call_is_gone_before_the_preparation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schedule may have been changed or removed since."""
+    raw = study_over(write_table(tmp_path))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    called(check(parse_study(raw | {"budget": {"trials": 2}}, "test")), folder)
+    paths = StudyPaths(folder)
+    stored = StudyStorage.of_folder(connect(storage_url(paths, None)), paths)
+    at = "2026-06-04T02:00:00+00:00"
+    stored.set_planned_start(PlannedStart(at=at, finish_by=at, expected_saving=0.8, rule="made"))
+
+    checked = check(parse_study(raw | {"budget": {"trials": 3}}, "test"))
+    seen: list[PlannedStart | None] = []
+    prepare = checked.engine.prepare
+
+    def looked_at(interrupted: Callable[[], bool]) -> object:
+        seen.append(stored.read().planned_start)
+        return prepare(interrupted)
+
+    monkeypatch.setattr(checked.engine, "prepare", looked_at)
+    assert called(checked, folder).planned_start is None
+    assert seen == [None]
 
 
 def test_calls_that_ended_before_the_study_are_its_cost(

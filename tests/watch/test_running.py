@@ -175,6 +175,18 @@ def test_the_panel_escapes_and_names_all():
     assert shown.count("<svg") == 2
 
 
+def test_a_plan_is_shown_while_a_worker_is_at_work() -> None:
+    """A study that was killed while it waited leaves its plan in the storage."""
+    plan = PlannedStart(
+        at="2026-01-02T03:04:05+00:00", finish_by=BEGUN, expected_saving=0.25, rule="a rule"
+    )
+    data = study(timed(0, 10, 1), ended=None, planned_start=plan)
+    for workers in ((WORKER,), ()):
+        shown = Panel("").draw(WatchedState(data, workers))
+        assert ("Next start" in shown) is bool(workers)
+        assert ("Waiting for cleaner hours" in shown) is bool(workers)
+
+
 def test_every_section_is_either_quick_or_slow():
     assert set(QUICK).isdisjoint(SLOW)
     data = many(60)
