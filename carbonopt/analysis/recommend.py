@@ -114,6 +114,13 @@ class Recommendation(Answer):
     failed_replicates: tuple[int, ...]
 
     @property
+    def seeds(self) -> int:
+        """The number of complete runs of the recommended, or else the closest, configuration."""
+        if self.confidence is not None:
+            return self.confidence.seeds
+        return 1 if self.closest is None else self.closest.seeds
+
+    @property
     def met(self) -> bool:
         return self.trial is not None
 

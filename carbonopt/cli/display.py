@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from carbonopt.analysis.confirmation import confirmation_progress
-from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.core.dimensions import TrialParams, label
 from carbonopt.core.errors import printable
 from carbonopt.core.evaluations import EvalPoint
@@ -22,16 +22,14 @@ from carbonopt.core.format import (
     emissions_text,
     energy_text,
     less_text,
+    mean_of_text,
     value_text,
     visible_text,
 )
 from carbonopt.core.trial import (
     LARGEST_DISAGREEMENT,
-    START_TRIAL,
     StopReason,
     TrialRecord,
-    TrialState,
-    best_trial,
 )
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Table
@@ -61,8 +59,8 @@ class LiveDisplay:
         self._trial_began_s, self._running_kwh = self._began, 0.0  # of the running trial
         self._confirming = self._has_named_fixed = False
         self._searched = frozenset[str]()  # dimensions with more than one value
-        self._best: TrialRecord | None = None
-        self._start_kg_co2e: float | None = None  # emissions of the start's complete run
+        self._data: StudyData | None = None  # with the trials that have ended, by number
+        self._best: Recommendation | None = None  # None: no trial has ended
 
     def warn(self, text: str) -> None:
         self._print(f"warning: {text}", "yellow")
@@ -88,8 +86,9 @@ class LiveDisplay:
         self._spent_kwh = data.spent_kwh()
         self._hours_before = hours_before
         self._searched = frozenset(data.config.search.space.free())
-        for record in data.records:
-            self._consider(record)
+        self._data = data
+        if data.records:
+            self._best = recommend(data)
         self._ended = _searched(data)
         if earlier := self._config.search.learn_from:
             self._print(f"learns from {', '.join(map(visible_text, earlier))}")
@@ -149,7 +148,8 @@ class LiveDisplay:
         self._ended += record.counts_for_budget and record.has_finished
         self._consider(record)
         line = _trial_line(record, self._settings(record.params))
-        self._print(line, "green" if record is self._best else None)
+        is_best = self._best is not None and record.trial == self._best.trial
+        self._print(line, "green" if is_best else None)
 
     def close(self) -> None:
         self._live.stop()
@@ -166,29 +166,34 @@ class LiveDisplay:
                 self._print(f"all trials: {fixed}")
 
     def _consider(self, record: TrialRecord) -> None:
-        """Keep a trial as the best one if it meets the target with the least emissions so far."""
-        is_start = record.trial == START_TRIAL and self._config.search.start is not None
-        if is_start and record.state is TrialState.COMPLETE:
-            self._start_kg_co2e = record.emissions_kg_co2e
-        so_far = () if self._best is None else (self._best,)
-        self._best = best_trial((*so_far, record), self._config.target.at())
+        """Recommend anew, as the report does, with a trial that has ended."""
+        if self._data is not None:
+            by_number = {each.trial: each for each in self._data.records} | {record.trial: record}
+            records = tuple(by_number[number] for number in sorted(by_number))
+            self._data = self._data.model_copy(update={"records": records})
+            self._best = recommend(self._data)
+
+    def _best_text(self) -> str:
+        best = self._best
+        if best is None or not best.met:
+            return f"none meets {self._config.target.at()}"
+        text = f"trial {best.trial}, {emissions_text(best.emissions_kg_co2e)}"
+        text += mean_of_text(best.seeds)
+        baseline = best.baseline
+        is_other = baseline is not None and baseline.is_start and baseline.trial != best.trial
+        if is_other and best.saving_fraction is not None:
+            text += f", {less_text(best.saving_fraction)} than the start"
+        return text
 
     def _refresh(self, what: str) -> None:
         self._what = what
         elapsed = human_duration(time.monotonic() - self._trial_began_s)
         if not what:
             what = energy_text(self._running_kwh) if self._running_kwh else "starting"
-        best = f"none meets {self._config.target.at()}"
-        if self._best is not None:
-            kg_co2e = self._best.emissions_kg_co2e or 0.0
-            best = f"trial {self._best.trial}, {emissions_text(kg_co2e)}"
-            if self._start_kg_co2e and self._best.trial != 0:
-                saving = 1 - kg_co2e / self._start_kg_co2e
-                best += f", {less_text(saving)} than the start"
         # A narrow terminal cuts off the ends of lines, so the configuration comes last.
         lines = [
             f"{self._running}  {elapsed}  {what}  {self._configuration}",
-            f"best so far: {best}",
+            f"best so far: {self._best_text()}",
             self._left(),
         ]
         self._live.update(Text(printable("\n".join(lines)), overflow="ellipsis", no_wrap=True))

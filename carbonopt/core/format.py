@@ -196,6 +196,11 @@ def counted_names(names: Iterable[str]) -> list[str]:
     return [f"{count} × {name}" for name, count in Counter(names).items()]
 
 
+def mean_of_text(seeds: int) -> str:
+    """Say after a figure of how many runs it is the mean; empty for a single run."""
+    return f", mean of {seeds} seeds" if seeds > 1 else ""
+
+
 def count_text(count: int, noun: str) -> str:
     """Return a number of things: '1 trial', '12 trials'."""
     return f"{_fixed(count, 0, 3)} {noun}{'' if count == 1 else 's'}"

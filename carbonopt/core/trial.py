@@ -7,7 +7,6 @@ script reads take them from `core.states`, which needs no pydantic.
 
 import json
 import math
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
@@ -399,21 +398,6 @@ class TrialRecord(Frozen):
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "TrialRecord":
         return cls(**{**record, "params": TrialParams.from_record(record["params"])})
-
-
-def best_trial(records: Iterable[TrialRecord], target: Target) -> TrialRecord | None:
-    """Return the search's trial of the least emissions among those that meet the target.
-
-    Repeats don't count: the least of several runs of one configuration is the luckiest.
-    """
-    meeting = [
-        record
-        for record in records
-        if record.repeat_of is None
-        and record.meets(target)
-        and record.emissions_kg_co2e is not None
-    ]
-    return min(meeting, key=lambda record: record.emissions_kg_co2e or 0.0, default=None)
 
 
 def _without_empty(record: dict[str, Any], rarely: str) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def details(study: StudyView) -> tuple[str, ...]:
     came_closest = (
         f"Trial {closest.trial} ({fmt.params_text(closest.params, study.varied)}) came closest"
     )
-    return (f"{came_closest}: {closest.why}{_mean_of(study.recommendation)}.",)
+    return (f"{came_closest}: {closest.why}{fmt.mean_of_text(study.recommendation.seeds)}.",)
 
 
 def _reached_text(study: StudyView) -> str:
@@ -253,7 +253,8 @@ def short_params(params: TrialParams, varied: Collection[str] = ()) -> str:
 
 
 def tiles(study: StudyView) -> tuple[Tile, ...]:
-    rec, quality, mean_of = study.recommendation, study.quality, _mean_of(study.recommendation)
+    rec, quality = study.recommendation, study.quality
+    mean_of = fmt.mean_of_text(rec.seeds)
     again = (
         f"; the repeats: {fmt.emissions_text(rec.repeats_emissions_kg_co2e)} of it"
         if rec.repeats
@@ -310,12 +311,3 @@ def _target(study: StudyView) -> str:
     return (
         f"{study.quality.bound_word} {study.quality.target_text(study.recommendation.target.value)}"
     )
-
-
-def _mean_of(rec: Recommendation) -> str:
-    """Say of how many runs the recommended or closest configuration's figures are means.
-
-    The text is empty where it ran once.
-    """
-    seeds = rec.confidence.seeds if rec.confidence else rec.closest.seeds if rec.closest else 1
-    return f", mean of {seeds} seeds" if seeds > 1 else ""

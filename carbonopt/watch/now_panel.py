@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from carbonopt.analysis.recommend import Recommendation
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_duration
@@ -58,7 +59,7 @@ class Panel:
             doing=_doing(state, running),
             at_work=is_at_work(state),
             trials=[_trial(record, data) for record in running],
-            facts=_facts(state, ended.best),
+            facts=_facts(state, ended.recommendation),
             curve=_curve(data, shown, ended.best),
             curve_note=_curve_note(data, shown, ended.best),
             power=_power(spans),
@@ -91,7 +92,7 @@ def _doing(state: WatchedState, running: Sequence[TrialRecord]) -> str:
     return "Running, between two trials"
 
 
-def _facts(state: WatchedState, best: TrialRecord | None) -> list[tuple[str, str]]:
+def _facts(state: WatchedState, best: Recommendation) -> list[tuple[str, str]]:
     """Return what is left, what was used and what comes next, each with its label."""
     data = state.data
     spent_kwh = data.spent_kwh()
@@ -114,12 +115,11 @@ def _facts(state: WatchedState, best: TrialRecord | None) -> list[tuple[str, str
         facts.append(("Next start", f"{at}{plan.effect}"))
     used = f"{fmt.energy_text(spent_kwh)}, {fmt.emissions_text(data.emissions_kg_co2e(spent_kwh))}"
     facts.append(("Used so far", used))
-    if best is not None:
-        facts.append(
-            ("Best so far", f"trial {best.trial}, {fmt.emissions_text(best.emissions_kg_co2e)}")
-        )
-    else:
-        facts.append(("Best so far", f"none meets {data.config.target.at()}"))
+    text = f"none meets {data.config.target.at()}"
+    if best.met:
+        mean = fmt.mean_of_text(best.seeds)
+        text = f"trial {best.trial}, {fmt.emissions_text(best.emissions_kg_co2e)}{mean}"
+    facts.append(("Best so far", text))
     return facts
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.analysis.remaining import remaining_time
-from carbonopt.core.trial import TrialRecord, TrialState, best_trial
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.units import JOULES_PER_KWH
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData, wall_clock_s
@@ -150,7 +151,7 @@ class EndedTrials:
 
     config: StudyConfig
     records: tuple[TrialRecord, ...]
-    best: TrialRecord | None
+    recommendation: Recommendation  # as the report's header has it
     last: list[TrialRecord]  # the latest first
     powered: list[TrialRecord]  # by their begin
 
@@ -161,8 +162,14 @@ class EndedTrials:
         if before is not None and (before.config, before.records) == (data.config, records):
             return before
         powered = PowerHistory.latest(records)
-        best = best_trial(data.records, data.config.target.at())
-        return cls(data.config, records, best, last_trials(data, _LAST_TRIALS), powered)
+        last = last_trials(data, _LAST_TRIALS)
+        return cls(data.config, records, recommend(data), last, powered)
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The first run of the recommended configuration; None: no trial meets the target."""
+        best = self.recommendation.trial
+        return next((record for record in self.records if record.trial == best), None)
 
 
 def last_trials(data: StudyData, count: int) -> list[TrialRecord]:

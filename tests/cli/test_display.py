@@ -5,7 +5,9 @@ import time
 import pytest
 from small_studies import script_run, script_study, study, trial
 
+from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.display import LiveDisplay, print_tables
+from carbonopt.core.format import emissions_text
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.report.comparison_report import StudiesView, compared
@@ -106,6 +108,19 @@ def test_the_best_so_far_is_no_lucky_repeat(now: list[float]) -> None:
         display.trial_ended(record)
     display.trial_started(spec)
     assert "best so far: trial 0" in lines(display)[1]
+
+
+def test_the_best_so_far_is_what_the_report_recommends(now: list[float]) -> None:
+    """A confirmed configuration, by its mean, before a cheaper one that ran once."""
+    repeats = [trial(n, (4 + n) * 1e-3, 4.0, repeat_of=0, seed=n) for n in (1, 2)]
+    records = (trial(0, 4e-3, 4.0), *repeats, trial(3, 3e-3, 4.9))
+    data = study(*records, raw={"confirm": {"seeds": 3, "runners_up": 0}})
+    display, spec = begun(data)
+    for record in data.records:
+        display.trial_ended(record)
+    display.trial_started(spec)
+    emissions = emissions_text(recommend(data).emissions_kg_co2e)
+    assert f"trial 0, {emissions}, mean of 3 seeds" in lines(display)[1]
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 300])

@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from small_studies import evaluation, many, study, trial
 
+from carbonopt.analysis.recommend import recommend
+from carbonopt.core.format import emissions_text
 from carbonopt.core.trial import Durations, Energy, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.report.assemble import sections
 from carbonopt.report.study_view import StudyView
-from carbonopt.spec.study_data import PlannedStart
+from carbonopt.spec.study_data import PlannedStart, StudyData
 from carbonopt.storage.watched_study import WatchedState
 from carbonopt.storage.workers import KnownWorker
 from carbonopt.watch.now_panel import Panel
@@ -24,7 +26,6 @@ from carbonopt.watch.page_parts import (
 from carbonopt.watch.running_study import (
     EndedTrials,
     PowerHistory,
-    best_trial,
     last_trials,
     time_left,
     trial_left_s,
@@ -120,13 +121,26 @@ def test_running_and_interrupted_trials_are_still_to_do():
     assert time_left(study(*ended), [], 0.0) is None
 
 
-def test_the_best_meets_the_target_with_the_least_emissions():
-    data = study(trial(0, 3e-3), trial(1, 2e-3), trial(2, 1e-3, 9.0), ended=None)
-    target = data.config.target.at()
-    assert best_trial(data.records, target).trial == 1
-    assert best_trial(study(trial(0, perplexity=9.0)).records, target) is None
-    lucky = trial(3, 1e-3, repeat_of=1, seed=1)
-    assert best_trial((*data.records, lucky), target).trial == 1
+def confirmed() -> StudyData:
+    """A study whose repeats confirm trial 0; trial 3 is cheaper, but ran once."""
+    repeats = (trial(n, (4 + n) * 1e-3, 4.0, repeat_of=0, seed=n) for n in (1, 2))
+    return study(
+        trial(0, 4e-3, 4.0),
+        *repeats,
+        trial(3, 3e-3, 4.9),
+        ended=None,
+        raw={"confirm": {"seeds": 3, "runners_up": 0}},
+    )
+
+
+def test_the_best_so_far_is_what_the_header_recommends() -> None:
+    data = confirmed()
+    header = recommend(data)
+    assert (header.trial, header.seeds) == (0, 3)
+    assert EndedTrials.of(data, None).recommendation == header
+    shown = Panel("").draw(WatchedState(data, (WORKER,)))
+    emissions = emissions_text(header.emissions_kg_co2e)
+    assert f"trial 0, {emissions}, mean of 3 seeds" in shown
 
 
 def test_the_last_trials_are_those_that_ended_last():
