@@ -209,12 +209,16 @@ class LiveDisplay:
             searching = f"trial {self._ended + 1} of {budget.trials}"
             if self._ended and budget.hours is None and not self._confirming:
                 rest_s = elapsed_s / self._ended * (budget.trials - self._ended)
-                searching += f", about {human_duration(rest_s)} left"
+                searching += f", about {human_duration(rest_s)} of work left"
+        of_budget = [
+            "" if budget.hours is None else human_duration(max(0.0, left_s)),
+            "" if budget.energy_kwh is None else energy_text(max(0.0, left_kwh)),
+        ]
+        budget_left = " and ".join(filter(None, of_budget))
         parts = [
             f"used: {human_duration(elapsed_s)}, {energy_text(spent_kwh)}",
             "confirming" if self._confirming else searching,
-            "" if budget.hours is None else f"{human_duration(max(0.0, left_s))} left",
-            "" if budget.energy_kwh is None else f"{energy_text(max(0.0, left_kwh))} left",
+            f"{budget_left} left of the budget" if budget_left else "",
         ]
         return "; ".join(filter(None, parts))
 

@@ -24,8 +24,8 @@ from carbonopt.watch.running_study import (
     clock_text,
     from_seconds,
     running_trials,
-    time_left,
     trial_left_s,
+    work_left,
 )
 
 _STYLES = ("curve-0", "curve-1", "curve-2", "curve-3")  # of running trials' curves, in turn
@@ -97,11 +97,13 @@ def _facts(state: WatchedState, best: Recommendation) -> list[tuple[str, str]]:
     data = state.data
     spent_kwh = data.spent_kwh()
     facts = []
-    if (left := time_left(data, state.workers, spent_kwh)) is not None:
-        text = f"about {human_duration(left.total_seconds())} at most"
-        facts.append(("Time left", text))
+    plan = data.planned_start if is_at_work(state) else None
+    begins = "" if plan is None else clock_text(datetime.fromisoformat(plan.at))
+    if (left := work_left(data, state.workers, spent_kwh)) is not None:
+        later = f", from {begins} on" if begins and not running_trials(data) else ""
+        facts.append(("Work left", f"about {human_duration(left.total_seconds())} at most{later}"))
     elif data.ended is None:
-        facts.append(("Time left", "not known before the first trial has ended"))
+        facts.append(("Work left", "not known before the first trial has ended"))
     budget = data.config.budget.trials
     repeats = sum(record.repeat_of is not None for record in data.records)
     added = sum(record.replaces_repeat for record in data.records)
@@ -110,9 +112,8 @@ def _facts(state: WatchedState, best: Recommendation) -> list[tuple[str, str]]:
     again = f", {fmt.count_text(repeats, 'repeat')}" if repeats else ""
     searched = sum(record.counts_for_budget for record in data.records)
     facts.append(("Trials begun", f"{searched}{of_budget}{instead}{again}"))
-    if (plan := data.planned_start) is not None and is_at_work(state):
-        at = clock_text(datetime.fromisoformat(plan.at))
-        facts.append(("Next start", f"{at}{plan.effect}"))
+    if plan is not None:
+        facts.append(("Next start", f"{begins}{plan.effect}"))
     used = f"{fmt.energy_text(spent_kwh)}, {fmt.emissions_text(data.emissions_kg_co2e(spent_kwh))}"
     facts.append(("Used so far", used))
     text = f"none meets {data.config.target.at()}"

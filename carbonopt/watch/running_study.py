@@ -1,4 +1,4 @@
-"""The present of a study: its running trials, its workers, and the time that is left."""
+"""The present of a study: its running trials, its workers, and the work that is left."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -121,11 +121,12 @@ def trial_left_s(record: TrialRecord) -> float | None:
     return max(0.0, pace_s * (record.total_steps - record.steps_done))
 
 
-def time_left(
+def work_left(
     data: StudyData, workers: Sequence[KnownWorker], spent_kwh: float
 ) -> timedelta | None:
     """Estimate how long the rest of the study takes at most, its running trials included.
 
+    Waits for the hours of a schedule are not in it.
     The pace is that of the trials that have ended. None: nothing tells, or the study has ended.
 
     Args:

@@ -82,7 +82,7 @@ def test_what_is_left_is_counted_as_the_budget_counts_it(now: list[float]) -> No
     display.still_running(1.0)
     used = lines(display)[2]
     assert "used: 1 h 00 min, 3.00 kWh" in used
-    assert "3 h 00 min left" in used and "2.00 kWh left" in used
+    assert "3 h 00 min and 2.00 kWh left of the budget" in used
 
 
 def test_trial_that_goes_on_from_its_checkpoint_counts_once(now: list[float]) -> None:

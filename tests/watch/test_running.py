@@ -26,9 +26,10 @@ from carbonopt.watch.page_parts import (
 from carbonopt.watch.running_study import (
     EndedTrials,
     PowerHistory,
+    clock_text,
     last_trials,
-    time_left,
     trial_left_s,
+    work_left,
 )
 
 BEGUN = "2026-01-01T00:00:00+00:00"
@@ -115,10 +116,10 @@ def test_running_and_interrupted_trials_are_still_to_do():
     halted = timed(2, 1, 1, state=TrialState.FAILED, stop_reason=StopReason.INTERRUPTED)
     data = study(*ended, halted, running(3, 1, 1), ended=None)
     assert data.config.budget.trials == 5
-    assert time_left(data, [WORKER], 0.0) == timedelta(seconds=3 * 15)
-    assert time_left(data, [WORKER, WORKER], 0.0) == timedelta(seconds=3 * 15 / 2)
-    assert time_left(study(running(0, 1, 1), ended=None), [WORKER], 0.0) is None
-    assert time_left(study(*ended), [], 0.0) is None
+    assert work_left(data, [WORKER], 0.0) == timedelta(seconds=3 * 15)
+    assert work_left(data, [WORKER, WORKER], 0.0) == timedelta(seconds=3 * 15 / 2)
+    assert work_left(study(running(0, 1, 1), ended=None), [WORKER], 0.0) is None
+    assert work_left(study(*ended), [], 0.0) is None
 
 
 def confirmed() -> StudyData:
@@ -199,6 +200,11 @@ def test_a_plan_is_shown_while_a_worker_is_at_work() -> None:
         shown = Panel("").draw(WatchedState(data, workers))
         assert ("Next start" in shown) is bool(workers)
         assert ("Waiting for cleaner hours" in shown) is bool(workers)
+        # once as the next start, and once as the begin of the work that is left
+        begins = clock_text(datetime.fromisoformat(plan.at))
+        assert shown.count(begins) == (2 if workers else 0)
+    both = data.model_copy(update={"records": (*data.records, running(1, 4, 60))})
+    assert Panel("").draw(WatchedState(both, (WORKER,))).count(begins) == 1, "some work goes on"
 
 
 def test_every_section_is_either_quick_or_slow():
