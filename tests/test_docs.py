@@ -25,7 +25,7 @@ from carbonopt.analysis.confidence import Confidence
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.app import app
 from carbonopt.core.dimensions import DIMENSION_NAMES
-from carbonopt.core.trial import Prediction, TrialRecord, TrialState
+from carbonopt.core.trial import Attempt, Prediction, TrialRecord, TrialState
 from carbonopt.engines.replay import RecordedRun
 from carbonopt.export import winner
 from carbonopt.spec.launch_settings import HostfileLaunch, LocalLaunch, ReplayLaunch, SlurmLaunch
@@ -374,11 +374,11 @@ def test_the_records_page_has_every_field() -> None:
         0,
         predictions=(Prediction(source="a", expected="b", predicted="b"),),
         continued_at_steps=(1,),
+        earlier_attempts=(Attempt(started_at="2026-01-01T00:00:00+00:00"),),
     ).as_json()
     assert {field.partition(".")[0].removesuffix("[]") for field in record} == generated.keys()
-    assert generated.keys() - trial(0).as_json().keys() == {"predictions", "continued_at_steps"}, (
-        "it is there where there are some"
-    )
+    rare = {"predictions", "continued_at_steps", "earlier_attempts"}
+    assert generated.keys() - trial(0).as_json().keys() == rare, "it is there where there are some"
     assert states == set(TrialState)
     unmet = recommend(study(trial(0)), 1.0)
     assert not unmet.met

@@ -4,11 +4,14 @@ The saving is that of the trials' energy: each trial's, at the intensity of the 
 ran, against the same trials without the waits before them. The search never sees either.
 """
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 from carbonopt.analysis.hourly import Hours
 from carbonopt.core.values import Frozen
 from carbonopt.spec.study_data import StudyData, Wait, union_s
+
+Span = tuple[datetime, datetime]
 
 
 class Waiting(Frozen):
@@ -22,7 +25,7 @@ class Waiting(Frozen):
     # share of the emissions, when the first wait began; None: it was not estimated
     expected_saving: float | None
     # share that was saved by the trace's own hours; None: it does not cover them, or the hours of a
-    # trial that went on from a checkpoint are not known
+    # trial that went on from a checkpoint were not noted yet
     realised_saving: float | None
     # the same with the idle energy as a cost
     realised_net_saving: float | None
@@ -37,7 +40,9 @@ def waiting(data: StudyData) -> Waiting | None:
     if not waits:
         return None
     idle_kwh = sum(wait.energy_kwh for wait in waits)
-    starts = [record.started_at for record in data.records if record.started_at is not None]
+    starts = [
+        record.first_started_at for record in data.records if record.first_started_at is not None
+    ]
     gross, net = _realised(data, waits)
     return Waiting(
         waits=len(waits),
@@ -60,12 +65,10 @@ def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float |
     for record in data.records:
         if record.energy_kwh is None or record.duration_s is None:
             continue
-        if record.span is None:
+        if record.spans is None:
             return None, None
-        begin, end = record.span
-        without_waits = timedelta(seconds=union_s((wait.span for wait in waits), begin))
-        then = hours.mean_of(begin, end)
-        without = hours.mean_of(begin - without_waits, end - without_waits)
+        without_waits = [_without_waits(span, waits) for span in record.spans]
+        then, without = _mean_of(hours, record.spans), _mean_of(hours, without_waits)
         if then is None or without is None:
             return None, None
         emitted += record.energy_kwh.total * then
@@ -78,3 +81,22 @@ def _realised(data: StudyData, waits: list[Wait]) -> tuple[float | None, float |
     if not instead:
         return None, None
     return 1 - emitted / instead, 1 - (emitted + waited) / instead
+
+
+def _without_waits(span: Span, waits: list[Wait]) -> Span:
+    """Return when a span of work would have been without the waits before it."""
+    begin, end = span
+    earlier = timedelta(seconds=union_s((wait.span for wait in waits), begin))
+    return begin - earlier, end - earlier
+
+
+def _mean_of(hours: Hours, spans: Sequence[Span]) -> float | None:
+    """Return the mean intensity over spans, by their length, in g CO2e per kWh."""
+    weighted, seconds = 0.0, 0.0
+    for begin, end in spans:
+        rate = hours.mean_of(begin, end)
+        if rate is None:
+            return None
+        weighted += rate * (end - begin).total_seconds()
+        seconds += (end - begin).total_seconds()
+    return weighted / seconds if seconds else None

@@ -192,6 +192,21 @@ class NodeReadings(Node):
     readings: Energy
 
 
+class Attempt(Frozen):
+    """An attempt of a trial that was interrupted, before a later one."""
+
+    started_at: Time
+    # Seconds from its beginning to the checkpoint that the trial went on from: work that counts as
+    # the trial's own. 0: all of it was done again.
+    counted_s: Finite = 0.0
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        """The span of its work that counts."""
+        begin = datetime.fromisoformat(self.started_at)
+        return begin, begin + timedelta(seconds=self.counted_s)
+
+
 class Forecast(Frozen):
     """The predicted end of a trial that was stopped for its target, or would have been."""
 
@@ -233,7 +248,9 @@ class TrialRecord(Frozen):
     # or that isn't known
     kernels: Kernels | None = None
     failure: Failure | None = None
-    started_at: Time | None = None
+    started_at: Time | None = None  # start of the last attempt
+    # the attempts before it, in order; a study from before they were noted has none
+    earlier_attempts: tuple[Attempt, ...] = ()
     # the worker of a call of `carbonopt run` that ran it, named as in its session; None: not noted
     worker: str | None = None
     nodes: tuple[NodeReadings, ...] = ()  # the nodes where it ran; empty: a replay, or not noted
@@ -312,16 +329,49 @@ class TrialRecord(Frozen):
         return earlier + sum(phase.counter for phase in self.gpu_energy_kwh.values())
 
     @property
-    def span(self) -> tuple[datetime, datetime] | None:
-        """The last attempt's beginning and end, until now if it runs; None where not known.
+    def first_started_at(self) -> str | None:
+        """The start of the first attempt, as far as known: ISO 8601, UTC."""
+        return self.earlier_attempts[0].started_at if self.earlier_attempts else self.started_at
 
-        The durations of a trial that went on from a checkpoint are those of several attempts, with
-        any time between them.
+    @property
+    def counted_from(self) -> str | None:
+        """The start of the first attempt whose work is in `duration_s`: ISO 8601, UTC."""
+        counted = (each.started_at for each in self.earlier_attempts if each.counted_s)
+        return next(counted, self.started_at)
+
+    @property
+    def spans(self) -> tuple[tuple[datetime, datetime], ...] | None:
+        """The spans of the work in `duration_s`, one for each attempt that has a part of it.
+
+        The last one lasts until now if the trial runs. None where they are not known.
         """
-        if self.started_at is None or self.duration_s is None or self.continued_at_steps:
+        counted = [each.span for each in self.earlier_attempts if each.counted_s]
+        is_known = self.started_at is not None and self.duration_s is not None
+        if not is_known or len(counted) != len(self.continued_at_steps):
             return None
+        assert self.started_at is not None
+        assert self.duration_s is not None
+        earlier_s = sum(each.counted_s for each in self.earlier_attempts)
+        own_s = self.duration_s.total + (self.standstill_s or 0.0) - earlier_s
         begin = datetime.fromisoformat(self.started_at)
-        return begin, begin + timedelta(seconds=self.duration_s.total + (self.standstill_s or 0.0))
+        return *counted, (begin, begin + timedelta(seconds=max(0.0, own_s)))
+
+    @property
+    def span(self) -> tuple[datetime, datetime] | None:
+        """The last attempt's beginning and end, until now if it runs; None where not known."""
+        return None if self.spans is None else self.spans[-1]
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """All attempts so far, of which the last one's work counts, too, where its span is known.
+
+        They are what a later attempt that goes on from here has before it.
+        """
+        if self.started_at is None:
+            return self.earlier_attempts
+        begin, end = self.span or (None, None)
+        own_s = 0.0 if begin is None or end is None else (end - begin).total_seconds()
+        return *self.earlier_attempts, Attempt(started_at=self.started_at, counted_s=own_s)
 
     @property
     def value(self) -> float | None:
@@ -389,6 +439,7 @@ class TrialRecord(Frozen):
         dumped: dict[str, Any] = json.loads(self.model_dump_json())
         dumped["quality"] = _without_empty(dumped["quality"], "direction")
         dumped = _without_empty(dumped, "continued_at_steps")
+        dumped = _without_empty(dumped, "earlier_attempts")
         return {
             **_without_empty(dumped, "predictions"),
             "params": self.params.as_record(),

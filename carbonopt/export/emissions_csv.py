@@ -70,7 +70,7 @@ def _country_name(study: ExportedStudy) -> str | None:
 def _of_trial(study: ExportedStudy, record: TrialRecord) -> dict[str, Any]:
     run_id = uuid.uuid5(study.id, str(record.trial))
     return {
-        "timestamp": _timestamp(record.started_at),
+        "timestamp": _timestamp(record.counted_from),
         "run_id": run_id,
         **_measured(study, record),
         **_machine(study, record),

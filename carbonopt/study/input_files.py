@@ -253,6 +253,8 @@ def written_in(trial: TrialRecord) -> tuple[float, float]:
     assert trial.started_at is not None
     begin_s = datetime.fromisoformat(trial.started_at).timestamp()
     took_s = 0.0 if trial.duration_s is None else trial.duration_s.total
+    if trial.span is not None:  # without what earlier attempts took
+        took_s = (trial.span[1] - trial.span[0]).total_seconds()
     unsure_s = _UNSTORED_S if trial.state is TrialState.RUNNING else _CLOCK_S
     return begin_s - _CLOCK_S, begin_s + took_s + unsure_s
 

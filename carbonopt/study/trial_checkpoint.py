@@ -121,6 +121,8 @@ class Checkpoint(Frozen):
                 "unmeasured_steps",
             )
         }  # fmt: skip
+        until_here = {each.started_at for each in own.attempts}
+        lost = [each for each in record.earlier_attempts if each.started_at not in until_here]
         still_s = [each for each in (own.standstill_s, record.standstill_s) if each is not None]
         # rounding apart, the earlier attempts have at least what counts now
         update |= {
@@ -131,6 +133,7 @@ class Checkpoint(Frozen):
                 max(0.0, earlier_gpu_kwh - gpu_kwh) if known else None  # type: ignore[operator]
             ),
             "continued_at_steps": (*own.continued_at_steps, step),
+            "earlier_attempts": (*own.attempts, *lost),
             "steps_done": max(step, record.steps_done or 0),
             "standstill_s": sum(still_s) if still_s else None,
         }

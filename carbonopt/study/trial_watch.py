@@ -19,6 +19,7 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.script_reports import printed_evaluations
 from carbonopt.core.trial import (
     TRIAL_PHASES,
+    Attempt,
     Forecast,
     Phase,
     QualityResult,
@@ -91,6 +92,10 @@ def begun_record(
         known |= {
             "earlier_attempts_energy_kwh": earlier.spent_kwh,
             "earlier_attempts_gpu_kwh": earlier.spent_gpu_kwh,
+            # Nothing of them counts, unless this attempt goes on from a checkpoint.
+            "earlier_attempts": tuple(
+                Attempt(started_at=each.started_at) for each in earlier.attempts
+            ),
         }
     return TrialRecord(**known, state=TrialState.RUNNING, started_at=now_utc("milliseconds"))
 

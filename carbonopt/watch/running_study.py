@@ -91,7 +91,11 @@ def _thinned(readings: list[_Reading]) -> list[_Reading]:
 
 
 def _is_timed(record: TrialRecord) -> bool:
-    return None not in (record.span, record.energy_kwh)
+    """Return whether the mean power since the last attempt's begin is known.
+
+    The energy of a trial that went on from a checkpoint has earlier attempts' in it.
+    """
+    return None not in (record.span, record.energy_kwh) and not record.continued_at_steps
 
 
 def _begin_s(record: TrialRecord) -> float:

@@ -8,7 +8,7 @@ from small_studies import study, trial
 from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.repricing import repricing
 from carbonopt.analysis.waiting import waiting
-from carbonopt.core.trial import Durations
+from carbonopt.core.trial import Attempt, Durations
 from carbonopt.report.sections.waiting_section import section
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import CarbonTrace, SessionLedger, StudyData, Wait
@@ -62,8 +62,8 @@ def test_a_trace_that_lacks_these_hours_tells_nothing(rates) -> None:
     assert found.idle_kg_co2e > 0
 
 
-def test_hours_of_a_trial_that_went_on_from_a_checkpoint_are_not_known() -> None:
-    """Its two hours are those of both attempts, of which only the later one's start is stored."""
+def test_hours_of_attempts_that_an_earlier_version_ran_are_not_known() -> None:
+    """Its two hours are those of both attempts; only the later one's start was stored then."""
     data = waited()
     went_on = data.records[0].model_copy(update={"continued_at_steps": (7,)})
     data = data.model_copy(update={"records": (went_on,)})
@@ -71,6 +71,24 @@ def test_hours_of_a_trial_that_went_on_from_a_checkpoint_are_not_known() -> None
     assert found.realised_saving is None and found.realised_net_saving is None
     (table,) = section(StudyView(data)).blocks
     assert "checkpoint" in table.rows[-1][1].text
+
+
+def test_hours_of_each_attempt_that_counts_are_priced() -> None:
+    """An hour before the wait and an hour after it: only the latter would have been at 18:00."""
+    data = waited()
+    began = data.records[0].started_at
+    attempts = (
+        Attempt(started_at=(BEGAN - timedelta(hours=2)).isoformat()),  # all of it was lost
+        Attempt(started_at=(BEGAN - timedelta(hours=1)).isoformat(), counted_s=HOUR_S),
+    )
+    changes = {"continued_at_steps": (7,), "earlier_attempts": attempts}
+    went_on = data.records[0].model_copy(update=changes)
+    start = (BEGAN - timedelta(hours=1)).isoformat()
+    trace = CarbonTrace(source="made", start=start, g_co2e_per_kwh=(250.0, *RATES))
+    found = waiting(data.model_copy(update={"records": (went_on,), "trace": trace}))
+    assert found.first_start == attempts[0].started_at < began
+    # 17:00 to 18:00 at 250 g, then 20:00 to 21:00 at 200 g, instead of 18:00 to 19:00 at 400 g
+    assert found.realised_saving == pytest.approx(1 - (250 + 200) / (250 + 400))
 
 
 def test_a_study_without_waits_has_no_section() -> None:

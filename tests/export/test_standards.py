@@ -44,7 +44,7 @@ from test_frozen import study_data
 from carbonopt.analysis.training_work import trained_tokens, training_work
 from carbonopt.cli.export_command import FORMATS
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import NodeReadings, TrialState
+from carbonopt.core.trial import Attempt, NodeReadings, TrialState
 from carbonopt.export.emissions_csv import COLUMNS
 from carbonopt.report.data_files import data_files
 from carbonopt.report.standards import (
@@ -342,6 +342,18 @@ def test_energies_include_the_pue_and_powers_do_not():
     assert (alone["gpu_count"], alone["gpu_model"]) == ("1", "1 x a GPU")
     assert (row["timestamp"], row["pue"]) == ("2026-01-01T00:00:00", "1.1")
     assert len({row["run_id"] for row in rows(gpu_study(on_gpu(0), on_gpu(1)))}) == 2
+
+
+def test_a_row_begins_where_its_duration_does():
+    """The duration of a trial that went on from a checkpoint is that of both attempts."""
+    first, lost, last = (f"2026-01-01T0{hour}:00:00+00:00" for hour in (1, 2, 3))
+    attempts = (Attempt(started_at=first, counted_s=20.0), Attempt(started_at=lost))
+    went_on = {"continued_at_steps": (7,), "earlier_attempts": attempts, "started_at": last}
+    (row,) = rows(gpu_study(on_gpu(0, **went_on)))
+    assert row["timestamp"] == "2026-01-01T01:00:00"
+    again = {"earlier_attempts": (Attempt(started_at=first),), "started_at": last}
+    (row,) = rows(gpu_study(on_gpu(0, **again)))
+    assert row["timestamp"] == "2026-01-01T03:00:00", "all of the first attempt was done again"
 
 
 def test_what_is_not_known_is_empty():

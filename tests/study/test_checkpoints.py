@@ -153,6 +153,12 @@ def test_two_attempts_count_each_step_once(tmp_path: Path) -> None:
     )
     assert second.state is TrialState.COMPLETE and second.attempt == 2
     assert second.continued_at_steps == (40,)
+    (before,) = second.earlier_attempts
+    assert before.started_at == first.started_at == second.counted_from == second.first_started_at
+    assert before.counted_s == pytest.approx(5.0), "its windows until it saved"
+    own_s = (second.span[1] - second.span[0]).total_seconds()
+    assert own_s == pytest.approx(second.duration_s.total - 5.0, abs=1e-3)
+    assert second.span[0].isoformat(timespec="milliseconds") == second.started_at
     assert [point.step for point in second.evals] == [20, 60, 100]
     assert second.earlier_attempts_energy_kwh == 9.0 - 5.0, "what was lost"
     own = second.energy_kwh
@@ -206,6 +212,8 @@ def test_attempt_that_begins_again_counts_nothing_of_the_earlier_one(tmp_path: P
     plain, _, _ = attempt(script, tmp_path)
     assert again.continued_at_steps == () and "continued_at_steps" not in again.as_json()
     assert again.energy_kwh == plain.energy_kwh and again.evals == plain.evals
+    assert (again.first_started_at, again.counted_from) == (first.started_at, again.started_at)
+    assert len(again.spans) == 1
     assert again.earlier_attempts_energy_kwh == first.spent_kwh == 9.0
 
 
@@ -221,6 +229,12 @@ def test_attempt_cut_in_its_set_up_loses_only_that(tmp_path: Path) -> None:
     )  # fmt: skip
     lost = 9.0 + second.energy_kwh.total - saved.spent_kwh
     assert third.earlier_attempts_energy_kwh == lost
+    assert [each.counted_s for each in third.earlier_attempts] == [pytest.approx(5.0), 0.0]
+    assert [each.started_at for each in third.earlier_attempts] == [
+        first.started_at,
+        second.started_at,
+    ]
+    assert len(third.spans) == 2
     assert third.spent_kwh == lost + third.energy_kwh.total
 
 

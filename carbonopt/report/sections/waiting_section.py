@@ -6,7 +6,10 @@ from carbonopt.report.document import Section, table, word
 from carbonopt.report.study_view import StudyView
 
 _NOT_COVERED = "not known yet: carbon.trace does not cover these hours"
-_WENT_ON = "not known: the hours of a trial that went on from a checkpoint are not stored"
+_WENT_ON = (
+    "not known: a trial went on from a checkpoint in an earlier version of carbonopt, which stored"
+    " no hours of its attempts"
+)
 
 
 def section(study: StudyView) -> Section | None:
@@ -39,5 +42,7 @@ def section(study: StudyView) -> Section | None:
 def _share(study: StudyView, saving: float | None) -> str:
     if saving is not None:
         return fmt.percent_text(saving)
-    went_on = any(record.continued_at_steps for record in study.data.records)
-    return _WENT_ON if went_on else _NOT_COVERED
+    is_noted = all(
+        record.spans is not None for record in study.data.records if record.continued_at_steps
+    )
+    return _NOT_COVERED if is_noted else _WENT_ON
