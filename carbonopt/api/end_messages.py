@@ -1,5 +1,6 @@
 """The messages of a study's end, to the addresses of its user."""
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,12 +28,12 @@ def said_if_it_fails(notifications: "Notifications") -> Iterator[None]:
 
 
 def say_the_end(notifications: "Notifications", data: "StudyData", page: Path | None) -> None:
-    """Send the messages of a study's end, with its answer."""
+    """Send the message of a study's end, with its answer and where its report is."""
     from carbonopt.report.assemble import top
     from carbonopt.report.render import terminal
     from carbonopt.report.study_view import StudyView
 
-    where = "" if page is None else f"\nReport: {page}"
+    where = "" if page is None else f"\nReport: {page.resolve()} on {platform.node()}"
     text = f"{terminal.render(top(StudyView(data)))}\n  The study ended: {data.ended}.{where}"
     picture = None if page is None else page.parent / _PICTURE
     picture = picture if picture is not None and picture.is_file() else None

@@ -24,10 +24,11 @@ class Notify(Settings):
     """Messages by Apprise; needs `pip install 'carbonopt[notify]'`."""
 
     on: tuple[NotifyEvent, ...] = ("finished", "failed")
-    """Events, each of which is sent once: `finished` (with the answer), `failed` (the command ended
-    with an error), `target_met` (by the first complete trial), `stalled` (a trial made no progress
-    for `launch.timeout_s`, or the storage could not be reached for a minute), `budget` (it ended
-    the study), `waiting` (for the hours of `schedule`)."""
+    """Events, of which no message is sent twice: `finished` (with the answer), `failed` (the
+    command ended with an error), `target_met` (by the first complete trial), `stalled` (a trial
+    made no progress for `launch.timeout_s`, or the storage could not be reached for a minute),
+    `budget` (it ended the study; one message with `finished`), `waiting` (for the hours of
+    `schedule`)."""
 
     attach: bool = True
     """Attaches the picture of the Pareto front to `finished`."""

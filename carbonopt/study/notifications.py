@@ -77,16 +77,17 @@ def addresses(settings: Notify) -> tuple[str, ...]:
 
 
 class Notifications:
-    """An observer of trials that sends the messages of a study, each event's once.
+    """An observer of trials that sends the messages of a study, none of them twice.
 
-    `warn` is called in the caller's own thread.
+    One message says an end, also if both events of the end are asked for. `warn` is called in the
+    caller's own thread.
     """
 
     def __init__(self, config: StudyConfig, to: Sequence[str], warn: Callable[[str], None]) -> None:
         self._config, self._addresses, self._warn = config, to, warn
         settings = config.notify
-        # No study has begun, or an earlier call has ended it and no trial has run since.
-        self._said_before = True
+        # No study has begun, or its end has been said and no trial has run since.
+        self._end_is_said = True
         self._left = set(settings.on) if settings is not None and to else set[NotifyEvent]()
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -110,10 +111,12 @@ class Notifications:
         """Leave out the events that an earlier call of the study's command has seen."""
         for record in data.records:
             self._left -= {event for event in ("target_met", "stalled") if self._is(event, record)}
-        self._said_before = data.ended is not None
+        if any(session.waits for session in data.sessions):
+            self._left -= {"waiting"}
+        self._end_is_said = data.ended is not None
 
     def trial_started(self, spec: TrialSpec) -> None:
-        self._said_before = False
+        self._end_is_said = False
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
 
@@ -132,9 +135,11 @@ class Notifications:
 
     def send(self, event: NotifyEvent, text: str, picture: Path | None = None) -> None:
         """Send the message of an event, if the study file asks for it and it was not sent yet."""
-        if event not in self._left or (event in _OF_THE_END and self._said_before):
+        is_end = event in _OF_THE_END
+        if event not in self._left or (is_end and self._end_is_said):
             return
         self._left.remove(event)
+        self._end_is_said = self._end_is_said or is_end
         if self._thread is None:
             # A daemon, so that a host that hangs can't keep the study's process from ending.
             self._thread = threading.Thread(target=self._work, name="notify", daemon=True)

@@ -3,6 +3,7 @@
 import email
 import email.policy
 import json
+import platform
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from small_studies import study, trial
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Failure, TrialState
 from carbonopt.spec.notify_settings import Notify
+from carbonopt.spec.study_data import PlannedStart, SessionLedger, Wait
 from carbonopt.study.notifications import (
     ADDRESSES,
     CLOSE_S,
@@ -178,12 +180,39 @@ def test_addresses_in_the_study_file_are_refused_and_never_shown(
     assert "notify" in str(error.value)
 
 
+def test_no_message_is_sent_again_by_a_later_call(hook) -> None:
+    """Each call waits anew; both events of an end have one text."""
+    to, bodies = hook
+    began = "2026-06-03T18:10:00+00:00"
+    plan = PlannedStart(at=began, finish_by=began, expected_saving=0.2, rule="")
+    wait = Wait(started_at=began, duration_s=600, energy_kwh=0.1, expected_saving=0.2)
+    waited = SessionLedger(started_at=began, duration_s=3600, waits=(wait,))
+    data = study(
+        trial(0, perplexity=9.0), raw={"notify": {"on": ["waiting", "finished", "budget"]}}
+    )
+    for sessions in ((), (waited,)):
+        notifications = Notifications(data.config, [to], print)
+        notifications.study_began(data.model_copy(update={"sessions": sessions, "ended": None}))
+        notifications.waiting(plan)
+        notifications.waiting(plan)
+        notifications.send("finished", "the text")
+        notifications.send("budget", "the text")
+        notifications.close()
+    titles = [body["title"].rpartition(": ")[2] for body in bodies]
+    assert titles == ["waiting", "finished", "finished"], "the study has ended again"
+
+
 @pytest.mark.parametrize(
-    ("budget", "by_budget"), [({"trials": 2}, ["budget"]), ({"trials": 1000}, [])]
+    ("budget", "on", "sent"),
+    [
+        ({"trials": 2}, ["finished", "budget"], ["finished"]),
+        ({"trials": 2}, ["budget"], ["budget"]),
+        ({"trials": 1000}, ["finished", "budget"], ["finished"]),
+    ],
 )
 @pytest.mark.slow
 def test_a_test_message_and_the_end_of_a_study(
-    budget: dict, by_budget: list[str], hook, replay_study: dict, tmp_path: Path
+    budget: dict, on: list[str], sent: list[str], hook, replay_study: dict, tmp_path: Path
 ) -> None:
     """By the command itself: the end has the answer and its picture, the storage no address."""
     to, bodies = hook
@@ -191,16 +220,17 @@ def test_a_test_message_and_the_end_of_a_study(
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(replay_study))
     assert "has no notify" in refusal("notify", path, "--test", **env)
-    study = replay_study | {"budget": budget, "notify": {"on": ["finished", "budget"]}}
+    study = replay_study | {"budget": budget, "notify": {"on": on}}
     path.write_text(yaml.safe_dump(study))
     assert "--test" in refusal("notify", path, **env)
     assert within("notify", path, "--test", **env).stdout == "sent to 1 address\n"
     done = within("run", path, "--out", tmp_path / "out", **env)
     assert done.returncode in (0, 3), done.stderr
     titles = [body["title"].rpartition(": ")[2] for body in bodies]
-    assert titles == ["test", "finished", *by_budget]
+    assert titles == ["test", *sent]
+    assert "The study ended" in bodies[1]["message"]
     assert (
-        "The study ended" in bodies[1]["message"] and str(tmp_path / "out") in bodies[1]["message"]
+        f"{tmp_path / 'out' / 'report' / 'index.html'} on {platform.node()}" in bodies[1]["message"]
     )
     assert len(bodies[1]["attachments"]) == 1
     again = within("run", path, "--out", tmp_path / "out", **env)
