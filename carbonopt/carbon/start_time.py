@@ -36,11 +36,14 @@ class Start:
             or not work may be done now; negative where waiting for a window costs emissions. None:
             it was not estimated.
         in_time: whether the work is expected to end by the deadline.
+        forgone_saving: the share that a later start would save against the earliest one, where
+            that is less than was asked for; None: no later start is cleaner, or it was taken.
     """
 
     at: datetime
     saving: float | None = None
     in_time: bool = True
+    forgone_saving: float | None = None
 
 
 def daily_windows(schedule: Schedule, begin: datetime, end: datetime) -> tuple[Window, ...]:
@@ -123,10 +126,12 @@ def cleanest_start(
         return Start(earliest, in_time=slack_s >= 0)
     best_s = min(work.starts(needed_s), key=lambda start_s: (work.mean(start_s, needed_s), start_s))
     saving = _saving(work.mean(best_s, needed_s), work.mean(0.0, needed_s))
-    if saving <= 0 or saving < at_least_saving:
+    forgone = saving if 0 < saving < at_least_saving else None
+    if saving <= 0 or forgone is not None:
         best_s = 0.0
     at_once = _AllowedTime(now, always, expected).mean(0.0, needed_s)
-    return Start(work.begin_at(best_s), _saving(work.mean(best_s, needed_s), at_once))
+    saving = _saving(work.mean(best_s, needed_s), at_once)
+    return Start(work.begin_at(best_s), saving, forgone_saving=forgone)
 
 
 def _saving(later: float, now: float) -> float:

@@ -9,6 +9,8 @@ from carbonopt.core.errors import BadInput, CarbonoptError, printable
 
 if TYPE_CHECKING:
     from carbonopt.spec.study_config import StudyConfig
+    from carbonopt.spec.study_data import StudyData
+    from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.model_questions import Answers
 
 
@@ -73,9 +75,11 @@ def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answer
 
     paths = StudyPaths.default(config.name)
     checked = as_prepared(check_study(config), paths.prepared)
-    check_schedule(checked, now_in_utc())
+    begun = None if config.schedule is None else _begun_study(paths, config.name)
+    if begun is None:  # one that has begun goes on at once, and is not refused for its schedule
+        check_schedule(checked, now_in_utc())
     check_weights([(config, ())], answers)
-    print(printable(describe_study(checked)))
+    print(printable(describe_study(checked, begun)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
     _say_missing_gpus(config)
     if config.checkpoint is not None and checked.is_settled:
@@ -90,6 +94,17 @@ def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answer
         from carbonopt.cli.memory_text import describe_memory
 
         print(printable(describe_memory(checked, gpu_memory, answers)))
+
+
+def _begun_study(paths: "StudyPaths", name: str) -> "StudyData | None":
+    """Return the study that an earlier call has begun in its default folder, if there is one."""
+    from carbonopt.storage.study_storage import StudyStorage
+    from carbonopt.storage.url import connect, has_storage, storage_url
+
+    if not has_storage(paths, None):
+        return None
+    stored = StudyStorage.load(connect(storage_url(paths, None), must_exist=True), name)
+    return None if stored is None else stored.read()
 
 
 def _say_missing_gpus(config: "StudyConfig") -> None:

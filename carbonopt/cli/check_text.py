@@ -13,6 +13,7 @@ from carbonopt.spec.quality_source import QualitySource
 from carbonopt.spec.search_settings import Confirm
 from carbonopt.spec.space_settings import Domain, Range
 from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import StudyData
 from carbonopt.study.input_files import input_files
 from carbonopt.study.start_schedule import now_in_utc, schedule_text
 from carbonopt.study.study_checks import CheckedStudy
@@ -21,10 +22,13 @@ _MOST_NAMED = 8  # largest number of a script's files that are named
 _INDENT = "\n" + " " * 14  # begins each line below a label's first line
 
 
-def describe_study(checked: CheckedStudy) -> str:
+def describe_study(checked: CheckedStudy, begun: StudyData | None = None) -> str:
     """Describe a study in a few plain lines.
 
     They say what it searches, on which devices, until when, and the limits of its cost.
+
+    Args:
+        begun: the study as an earlier call has left it; None: it is new.
     """
     config, quality, search = checked.config, checked.config.quality, checked.config.search
     nothing_left = "every configuration of the space has been run"
@@ -44,7 +48,7 @@ def describe_study(checked: CheckedStudy) -> str:
         "launch": checked.engine.description,
         "at once": price(config),
         "carbon": _carbon(checked),
-        "waits": schedule_text(checked, now_in_utc()),
+        "waits": schedule_text(checked, now_in_utc(), begun),
         "sampler": sampler_text(search),
         "learns from": _earlier(checked),
         "prunes": pruning_text(search, tells_steps=checked.tells_steps),

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from carbonopt.analysis.remaining import mean_duration
+from carbonopt.analysis.remaining import mean_duration, remaining_time
 from carbonopt.carbon.expected_intensity import ExpectedIntensity, expected_intensity
 from carbonopt.carbon.start_time import Start, cleanest_start, daily_windows
 from carbonopt.core.errors import BadInput
-from carbonopt.core.format import count_text
+from carbonopt.core.format import count_text, percent_text
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_duration
 from carbonopt.spec.launch_settings import SlurmLaunch
 from carbonopt.spec.schedule_settings import MOST_DAYS, Schedule
-from carbonopt.spec.study_data import PlannedStart
+from carbonopt.spec.study_data import PlannedStart, StudyData, wall_clock_s
 from carbonopt.study.study_checks import CheckedStudy
 
 _FURTHEST = timedelta(days=40)  # how far ahead the earliest possible deadline is looked for
@@ -21,6 +21,12 @@ _FURTHEST = timedelta(days=40)  # how far ahead the earliest possible deadline i
 
 def now_in_utc() -> datetime:
     return datetime.now(UTC)
+
+
+def first_call(data: StudyData, now: datetime) -> datetime:
+    """Return when a study was first called; `now` if no call has begun its trials."""
+    begun = [session.started_at for session in data.sessions if not session.before_study]
+    return min([now, *map(datetime.fromisoformat, begun)])
 
 
 def check_schedule(checked: CheckedStudy, now: datetime) -> None:
@@ -83,6 +89,8 @@ class StartSchedule:
     checked: CheckedStudy
     first_call: datetime
     warn: Callable[[str], None]
+    # of the last plan: the saving that was smaller than `at_least_saving`; None: there was none
+    forgone_saving: float | None = None
     _said: str = ""
 
     def plan(
@@ -116,6 +124,7 @@ class StartSchedule:
             self._say(f"it goes on at once: {error}")
             return None
         start = self._choose(records, remaining, now, finish_by, windows, expected, waits=waits)
+        self.forgone_saving = start.forgone_saving
         if start.at <= now:
             return None
         return PlannedStart(
@@ -187,34 +196,63 @@ def plan_first(
 
     It then takes `budget.hours`; where a Slurm job runs it, no longer than the job.
     """
+    schedule = StartSchedule(checked, now, warn)
+    return schedule.plan((), _whole_duration(checked), now, waits=False)
+
+
+def _whole_duration(checked: CheckedStudy) -> timedelta | None:
+    """Return how long a new study takes at most, as far as its file tells."""
     config = checked.config
     limits = [timedelta(hours=config.budget.hours)] if config.budget.hours is not None else []
     if isinstance(config.launch, SlurmLaunch):
         limits.append(timedelta(minutes=config.launch.time))
-    schedule = StartSchedule(checked, now, warn)
-    return schedule.plan((), min(limits, default=None), now, waits=False)
+    return min(limits, default=None)
 
 
-def schedule_text(checked: CheckedStudy, now: datetime) -> str:
-    """Describe the plan of a study that would begin now."""
-    schedule, hours = checked.config.schedule, checked.config.budget.hours
+def _rest(checked: CheckedStudy, begun: StudyData) -> timedelta | None:
+    """Return how long what is left of a study takes at most, with one worker."""
+    energy_kwh = begun.spent_kwh()
+    hours = wall_clock_s(begun.sessions) / 3600
+    kg_co2e = checked.emissions_kg_co2e(energy_kwh)
+    return remaining_time(checked.config, begun, hours, energy_kwh, kg_co2e, 1)
+
+
+def schedule_text(checked: CheckedStudy, now: datetime, begun: StudyData | None = None) -> str:
+    """Describe the plan of a study that is called now.
+
+    Args:
+        begun: the study as an earlier call has left it; None: it is new.
+    """
+    schedule = checked.config.schedule
     if schedule is None:
         return ""
-    finish_by = schedule.deadline(now)
-    parts = [f"ends by {_minute(finish_by)}"]
+    first = now if begun is None else first_call(begun, now)
+    parts = [f"ends by {_minute(schedule.deadline(first))}"]
     if schedule.hours:
         parts.append(f"runs {', '.join(schedule.hours)} ({schedule.time_zone})")
-    plan = plan_first(checked, now, parts.append)
+    if begun is not None and isinstance(checked.config.launch, SlurmLaunch):
+        parts.append("has begun, so that its jobs do not wait")
+        return "; ".join(parts)
+    remaining = _whole_duration(checked) if begun is None else _rest(checked, begun)
+    records = () if begun is None else begun.records
+    planner = StartSchedule(checked, first, parts.append)
+    plan = planner.plan(records, remaining, now, waits=False)
     if plan is not None:
         at = _minute(datetime.fromisoformat(plan.at))
-        parts.append(f"begun now, it would wait until {at}{plan.effect}")
-    elif hours is None and checked.forecast_or_error is not None:
+        parts.append(f"called now, it would wait until {at}{plan.effect}")
+    elif remaining is None and checked.forecast_or_error is not None:
         parts.append(
             f"begins at once: how long {count_text(1, 'trial')} takes is known only then (or give"
             " budget.hours)"
         )
     else:
-        parts.append("begun now, it would not wait")
+        small = ""
+        if planner.forgone_saving is not None:
+            small = (
+                f": a wait is expected to save {percent_text(planner.forgone_saving)}, and"
+                f" schedule.at_least_saving is {percent_text(schedule.at_least_saving)}"
+            )
+        parts.append(f"called now, it would not wait{small}")
     return "; ".join(parts)
 
 

@@ -36,7 +36,7 @@ from carbonopt.study.input_files import check_unchanged, input_files, may_write
 from carbonopt.study.repeats import next_repeat, prefers_new, with_confirmation
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
-from carbonopt.study.start_schedule import StartSchedule, now_in_utc
+from carbonopt.study.start_schedule import StartSchedule, first_call, now_in_utc
 from carbonopt.study.study_budget import StudyBudget, budget_used
 from carbonopt.study.trial_checkpoint import remove_checkpoints
 from carbonopt.study.trial_runner import TrialRunner, interruption, stored_checkpoint
@@ -93,11 +93,7 @@ class TrialLoop:
         data = self.storage.read()
         self.hours_before = wall_clock_s(data.sessions, until=now) / 3600
         self.budget = StudyBudget(self.checked, self.account, self.hours_before)
-        begun = [session.started_at for session in data.sessions if not session.before_study]
-        calls = [self.account.started_at, *begun]
-        self.schedule = StartSchedule(
-            self.checked, datetime.fromisoformat(min(calls)), self.display.warn
-        )
+        self.schedule = StartSchedule(self.checked, first_call(data, now), self.display.warn)
         self.runner = TrialRunner(self.session, self.storage, self.lease, self.account, self.budget)
 
     def run(self) -> StudyData:

@@ -28,6 +28,9 @@ from carbonopt.cli.answers import print_recommendation
 from carbonopt.core.trial import TrialRecord
 from carbonopt.doctor import host_checks
 from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.study_storage import StudyStorage
+from carbonopt.storage.url import connect, storage_url
+from carbonopt.study.study_file import load_study
 
 
 def test_run_reports_and_recommends(finished: Path, write_study) -> None:
@@ -231,6 +234,27 @@ def test_check_counts_configurations(replay_study: dict, write_study) -> None:
 )
 def test_a_study_lives_in_a_folder_of_its_name(name: str, folder: str) -> None:
     assert StudyPaths.default(name).root == Path("runs") / folder
+
+
+def test_check_refuses_no_schedule_of_a_study_that_has_begun(
+    tiny_study: dict, write_study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`carbonopt run` goes on with it, and says why it does not wait."""
+    monkeypatch.chdir(tmp_path)
+    tiny_study["schedule"] = {
+        "finish_by": "2026-01-01T09:00+00:00",
+        "hours": ["18:00-09:00"],
+        "time_zone": "UTC",
+    }
+    file = write_study(tiny_study)
+    assert "schedule.finish_by" in refusal("check", file)
+    paths = StudyPaths.default("tiny")
+    paths.root.mkdir(parents=True)
+    database = connect(storage_url(paths, None))
+    StudyStorage.create(database, load_study(file), study().provenance)
+    done = within("check", file)
+    assert done.returncode == 0, done.stderr
+    assert "has passed" in done.stdout
 
 
 def test_check_shows_the_folder_and_no_terminal_sequences(replay_study: dict, write_study) -> None:

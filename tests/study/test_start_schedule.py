@@ -19,7 +19,12 @@ from carbonopt.core.trial import Durations, TrialState
 from carbonopt.spec.search_settings import Budget, Confirm
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import CarbonTrace, SessionLedger, Wait, wall_clock_s
-from carbonopt.study.start_schedule import StartSchedule, check_schedule
+from carbonopt.study.start_schedule import (
+    StartSchedule,
+    check_schedule,
+    first_call,
+    schedule_text,
+)
 from carbonopt.study.study_checks import CheckedStudy, check
 from carbonopt.study.study_file import parse_study
 
@@ -70,6 +75,32 @@ def test_a_deadline_counts_from_the_first_call(tiny_study: dict) -> None:
     assert start is None and "has passed" in said[0]
     start, said = planned(of, hours=11)
     assert start is None and "too long" in said[0]
+
+
+def test_a_saving_that_is_too_small_is_told(tiny_study: dict) -> None:
+    """Work of 4 hours in the clean hours from 02:00 to 06:00 emits a quarter."""
+    of = checked(tiny_study, trace(), at_least_saving=0.8)
+    planner = StartSchedule(of, NOW, print)
+    assert planner.plan((), 4 * HOUR, NOW, waits=False) is None
+    assert planner.forgone_saving == pytest.approx(0.75)
+    assert "75 %" in schedule_text(of, NOW) and "80 %" in schedule_text(of, NOW)
+    asked = checked(tiny_study, trace(), at_least_saving=0.7)
+    planner = StartSchedule(asked, NOW, print)
+    assert planner.plan((), 4 * HOUR, NOW, waits=False) is not None
+    assert planner.forgone_saving is None
+
+
+def test_check_plans_what_is_left_of_a_study_that_has_begun(tiny_study: dict) -> None:
+    """A call 9 hours ago was in time for its 4 hours; one hour is left now, and an hour of work."""
+    of = checked(tiny_study, trace(), finish_by="+10h")
+    session = SessionLedger(started_at=(NOW - 9 * HOUR).isoformat(), duration_s=3 * 3600)
+    begun = study(sessions=(session,), ended=None)
+    assert first_call(begun, NOW) == NOW - 9 * HOUR
+    text = schedule_text(of, NOW, begun)
+    assert "2026-06-03T19:00" in text and "too long" not in text
+    later = schedule_text(of, NOW + 2 * HOUR, begun)
+    assert "has passed" in later
+    assert "2026-06-04T04:00" in schedule_text(of, NOW), "a new study has the whole time"
 
 
 def test_outside_of_its_windows_no_trial_begins(tiny_study: dict) -> None:
