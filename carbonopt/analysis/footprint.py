@@ -36,7 +36,8 @@ class Footprint(Frozen):
     repeats_emissions_kg_co2e: float
     # gpu, cpu, ram in the training windows; a component is absent if no trial's figures have it
     train_by_component_kwh: dict[str, float]
-    # ended or running trials without an energy figure; they count as nothing above
+    # trials without an energy figure that do not run (a running one gets it soon); they count as
+    # nothing above
     unmeasured_trials: tuple[int, ...]
     # energy of other work on the study's cores meanwhile, not in energy_kwh; None: not recorded
     other_kwh: float | None
@@ -88,7 +89,11 @@ def footprint(data: StudyData) -> Footprint:
         probes_kwh=math.fsum(probe.spent_kwh for probe in data.probes),
         by_state_kwh=_by_state_kwh(records),
         train_by_component_kwh=_train_by_component_kwh(measured),
-        unmeasured_trials=tuple(record.trial for record in records if record.energy_kwh is None),
+        unmeasured_trials=tuple(
+            record.trial
+            for record in records
+            if record.energy_kwh is None and record.state is not TrialState.RUNNING
+        ),
         other_kwh=other_kwh,
         outer_kwh=outer_kwh,
         closure=(energy_kwh + (other_kwh or 0.0)) / outer_kwh if outer_kwh else None,

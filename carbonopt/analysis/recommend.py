@@ -492,7 +492,7 @@ def _closest(records: Iterable[TrialRecord], tried: Sequence[Configuration]) -> 
         none = "no trial completed; " if config is None else ""
         why = f"{none}the best last evaluation, at {progress}"
         if record.stop_reason is StopReason.INTERRUPTED:
-            why += "; it was interrupted and will be run again when the study goes on"
+            why += "; it was interrupted, and the study goes on with it"
     return Closest(
         trial=record.trial,
         state=record.state,

@@ -25,6 +25,8 @@ _OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 def headline(study: StudyView) -> str:
     """Return the headline: one number, and at most one qualification."""
     rec, quality = study.recommendation, study.quality
+    if not study.data.records:
+        return "No trial has begun yet" if study.data.ended is None else "No trial was begun"
     if rec.params is None:
         closest = rec.closest
         if rec.rejected:

@@ -208,10 +208,12 @@ def _worker(worker: KnownWorker, running: Sequence[TrialRecord]) -> dict[str, st
 def _ended(record: TrialRecord, data: StudyData) -> dict[str, str]:
     last = record.evals[-1].value if record.evals else None
     value = record.value if record.value is not None else last
+    result = f"{data.config.quality.text(value)}, {fmt.emissions_text(record.emissions_kg_co2e)}"
+    if value is None and not record.steps_done and not record.emissions_kg_co2e:
+        result = "no step"
     return {
         "trial": f"Trial {record.trial}",
         "state": end_text(record),
-        "value": data.config.quality.text(value),
-        "emissions": fmt.emissions_text(record.emissions_kg_co2e),
+        "result": result,
         "settings": short_params(record.params, tuple(data.config.search.space.free())),
     }

@@ -278,7 +278,7 @@ def test_closest_of_unfinished_trials_has_the_lowest_last_evaluation():
     stopped = {"stop_reason": StopReason.INTERRUPTED}
     data = study(unfinished(0), unfinished(1, 2.0, **stopped))
     rec = recommend(data)
-    assert "interrupted and will be run again" in rec.closest.why
+    assert rec.closest.interrupted and "interrupted" in rec.closest.why
     assert rec.closest.why in render(top(StudyView(data)))
 
 
@@ -327,7 +327,9 @@ def test_footprint_counts_everything_once():
         "gpu": 4.0,
         "cpu": 2.0,
     }  # RAM was not measured: absent, not 0
-    assert spent.unmeasured_trials == (2,)
+    assert spent.unmeasured_trials == (), "the one without energy still runs"
+    failed = records[2].model_copy(update={"state": TrialState.FAILED})
+    assert footprint(study(*records[:2], failed)).unmeasured_trials == (2,)
     assert spent.closure == 17.5 / 20.0
 
 

@@ -19,6 +19,7 @@ from carbonopt.report.study_text import budget_text, goal_text, pruning_text, tr
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import headline, tiles
 from carbonopt.report.writing import write_report
+from carbonopt.spec.checkpoint_settings import CheckpointSettings
 from carbonopt.spec.search_settings import Budget, Search
 from carbonopt.spec.study_data import StudyData
 
@@ -337,6 +338,35 @@ def test_a_trial_that_stood_at_the_target_and_failed_is_not_said_to_miss_it() ->
     )
     assert "closest_not_complete" in caveats_of(view.data)
     assert headline(StudyView(missed(curve(0, 6.0, 5.0)))).startswith("No trial reached the target")
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_trial_at_the_target_that_is_still_to_end_is_no_failure(saves: bool) -> None:
+    half = curve(0, 6.0, 3.0).model_copy(
+        update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED}
+    )
+    half = half.model_copy(update={"steps_done": 292, "total_steps": 585})
+    data = missed(half)
+    if saves:
+        config = data.config.model_copy(update={"checkpoint": CheckpointSettings(every_minutes=1)})
+        data = data.model_copy(update={"config": config})
+    found = caveats_of(data)
+    assert "closest_not_complete" not in found
+    cut = found["closest_interrupted"]
+    assert (cut.level, cut.numbers["trial"], cut.numbers["place"]) == (
+        Level.NOTE,
+        0,
+        "step 292 of 585",
+    )
+    assert ("checkpoint" in cut.numbers["goes_on"]) is saves
+    runs = half.model_copy(update={"state": TrialState.RUNNING, "stop_reason": None})
+    assert caveats_of(missed(runs))["closest_running"].numbers["place"] == "step 292 of 585"
+
+
+def test_a_study_without_trials_has_begun_none() -> None:
+    data = missed().model_copy(update={"ended": None})
+    assert headline(StudyView(data)) == "No trial has begun yet"
+    assert headline(StudyView(missed())) == "No trial was begun"
 
 
 def test_without_a_curve_the_most_epochs_are_an_end_of_the_space() -> None:

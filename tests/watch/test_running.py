@@ -207,6 +207,14 @@ def test_a_plan_is_shown_while_a_worker_is_at_work() -> None:
     assert Panel("").draw(WatchedState(both, (WORKER,))).count(begins) == 1, "some work goes on"
 
 
+def test_an_attempt_that_made_no_step_has_no_quality_and_no_emissions() -> None:
+    cut = {"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED, "evals": ()}
+    nothing = trial(0, 0.0, None, **cut)
+    assert "no step" in Panel("").draw(WatchedState(study(nothing, ended=None), (WORKER,)))
+    some = trial(0, 1e-3, None, steps_done=3, **cut)
+    assert "no step" not in Panel("").draw(WatchedState(study(some, ended=None), (WORKER,)))
+
+
 def test_every_section_is_either_quick_or_slow():
     assert set(QUICK).isdisjoint(SLOW)
     data = many(60)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from carbonopt.analysis.recommend import Closest
 from carbonopt.analysis.shortfall import Shortfall
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.report.document import Caveat
@@ -32,7 +33,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         trial, value, target = rec.closest.trial, rec.closest.value, rec.target.value
         worse = study.quality.worse_by(value, target)
         if rec.target.is_met_by(value):
-            yield study.caveat("closest_not_complete", trial=trial)
+            yield _of_one_that_meets(study, rec.closest)
         elif math.isfinite(worse):
             key = "target_missed_by_others" if any_failed else "target_missed"
             yield study.caveat(key, trial=trial, worse=worse)
@@ -62,6 +63,25 @@ def _of_the_rejected(study: StudyView) -> Caveat:
     return study.caveat(
         "met_once_repeats_failed", repeats=list(rec.failed_replicates), advice=advice, **numbers
     )
+
+
+def _of_one_that_meets(study: StudyView, closest: Closest) -> Caveat:
+    """Say whether a trial that is as good as the target is still to end, or failed to."""
+    record = study.record(closest.trial)
+    assert record is not None
+    steps = "–" if record.steps_done is None else f"{record.steps_done:,}"
+    place = f"step {steps}"
+    if record.total_steps is not None:
+        place += f" of {record.total_steps:,}"
+    if closest.interrupted:
+        config = study.data.config
+        goes_on = "begins again"
+        if config.checkpoint is not None or config.is_script:  # which may save itself
+            goes_on = "goes on from its last checkpoint, or begins again if it has none,"
+        return study.caveat("closest_interrupted", trial=record.trial, place=place, goes_on=goes_on)
+    if record.state is TrialState.RUNNING:
+        return study.caveat("closest_running", trial=record.trial, place=place)
+    return study.caveat("closest_not_complete", trial=record.trial)
 
 
 def _of_the_closest(study: StudyView, missing: Shortfall) -> Iterator[Caveat]:
