@@ -2,9 +2,9 @@
 
 The study is planned as one block of work, which the windows of the day may interrupt. How long it
 lasts is uncertain, mostly in one direction: a study often ends before its budget is used up. So a
-start is judged by the mean intensity over the first half, the first three quarters and the whole of
-the expected duration, while the deadline is held for the whole of it. reports/schedule.md compares
-this with a plan of the whole block alone.
+start is judged by the average of three mean intensities, over the first half, the first three
+quarters and the whole of the expected duration, while the deadline is held for the whole of it.
+reports/schedule.md compares this with a plan of the whole block alone.
 """
 
 from bisect import bisect_left

@@ -151,8 +151,8 @@ class PlannedStart(Frozen):
             return ""
         percent = f"{100 * abs(self.expected_saving):.0f} %"
         if self.expected_saving < 0:
-            return f", which is expected to emit {percent} more"
-        return f", which is expected to save {percent} of the emissions"
+            return f": expected to emit {percent} more"
+        return f": expected to save {percent}"
 
     @property
     def local_time(self) -> str:

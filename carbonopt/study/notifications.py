@@ -131,7 +131,7 @@ class Notifications:
 
     def waiting(self, start: PlannedStart) -> None:
         """Send the message of a wait for the hours of the schedule."""
-        self.send("waiting", f"The study waits until {start.at}{start.effect}.")
+        self.send("waiting", f"The study waits until {start.local_time}{start.effect}.")
 
     def send(self, event: NotifyEvent, text: str, picture: Path | None = None) -> None:
         """Send the message of an event, if the study file asks for it and it was not sent yet."""

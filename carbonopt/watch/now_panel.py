@@ -98,7 +98,7 @@ def _facts(state: WatchedState, best: Recommendation) -> list[tuple[str, str]]:
     spent_kwh = data.spent_kwh()
     facts = []
     plan = data.planned_start if is_at_work(state) else None
-    begins = "" if plan is None else clock_text(datetime.fromisoformat(plan.at))
+    begins = "" if plan is None else plan.local_time
     if (left := work_left(data, state.workers, spent_kwh)) is not None:
         later = f", from {begins} on" if begins and not running_trials(data) else ""
         facts.append(("Work left", f"about {human_duration(left.total_seconds())} at most{later}"))
