@@ -78,10 +78,14 @@ class MlflowServer:
         with urlopen(request, timeout=60) as answer:
             return dict(json.loads(answer.read()))
 
+    def experiment(self, name: str) -> str:
+        """Return the id of an experiment."""
+        found = self.call(f"experiments/get-by-name?experiment_name={name}")
+        return str(found["experiment"]["experiment_id"])
+
     def runs(self, experiment: str) -> "list[Run]":
         """Return the runs of an experiment that have not been deleted."""
-        found = self.call(f"experiments/get-by-name?experiment_name={experiment}")
-        body = {"experiment_ids": [found["experiment"]["experiment_id"]], "max_results": 1000}
+        body = {"experiment_ids": [self.experiment(experiment)], "max_results": 1000}
         return [Run(self, run) for run in self.call("runs/search", body).get("runs", [])]
 
     def study_runs(self, experiment: str) -> "tuple[Run, dict[int, Run]]":
@@ -99,6 +103,9 @@ class Run:
     def __init__(self, server: MlflowServer, raw: dict[str, Any]) -> None:
         self._server, data = server, raw["data"]
         self.id, self.status = raw["info"]["run_id"], raw["info"]["status"]
+        # Unix times in ms; None: it has none
+        self.begin_ms: int | None = raw["info"].get("start_time")
+        self.end_ms: int | None = raw["info"].get("end_time")
         self.tags = {tag["key"]: tag["value"] for tag in data.get("tags", [])}
         self.params = {param["key"]: param["value"] for param in data.get("params", [])}
         self.metrics = {metric["key"]: metric["value"] for metric in data.get("metrics", [])}

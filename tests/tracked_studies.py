@@ -33,6 +33,9 @@ POINTS = [
 ]
 
 
+STARTED_AT = "2026-01-05T12:00:00.250+00:00"
+
+
 def study(**track) -> StudyConfig:
     raw = {
         "name": "tracked",

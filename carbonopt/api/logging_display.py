@@ -36,7 +36,7 @@ class LoggingDisplay:
     def waiting(self, start: PlannedStart) -> None:
         LOG.info("waiting until %s", start.local_time)
 
-    def trial_started(self, spec: TrialSpec) -> None:
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
         LOG.info("trial %d begins", spec.number)
 
     def trial_ended(self, record: TrialRecord) -> None:

@@ -108,7 +108,7 @@ class LiveDisplay:
         if self._console.is_terminal:
             self._live.update(Text(text))
 
-    def trial_started(self, spec: TrialSpec) -> None:
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
         self._name_what_is_fixed(spec.params)
         self._confirming = spec.repeat_of is not None or spec.replaces_repeat
         self._begin(f"trial {spec.number}{_repeats(spec)}", spec)

@@ -115,7 +115,7 @@ class Notifications:
             self._left -= {"waiting"}
         self._end_is_said = data.ended is not None
 
-    def trial_started(self, spec: TrialSpec) -> None:
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
         self._end_is_said = False
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...

@@ -11,7 +11,14 @@ from carbonopt.spec.trial_spec import TrialSpec
 class TrialObserver(Protocol):
     """The interface of what follows trials: the live display, trackers and notifications."""
 
-    def trial_started(self, spec: TrialSpec) -> None: ...
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
+        """Learn of a trial before its processes start.
+
+        Args:
+            spec: What its processes are to do.
+            started_at: When its attempt began, as in its record; ISO 8601, UTC.
+        """
+
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
     def trial_ended(self, record: TrialRecord) -> None: ...
 

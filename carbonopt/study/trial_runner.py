@@ -72,7 +72,7 @@ class TrialRunner:
             StudyInterrupted: If the session was interrupted; the trial will be run again.
         """
         for observer in self._observers:
-            observer.trial_started(spec)
+            observer.trial_started(spec, record.started_at)
         log = self.session.paths.trial_log(spec.number, spec.attempt)
         inherited = inherited_files(spec, seen.data)
         self._but_running_kwh = seen.data.spent_kwh()

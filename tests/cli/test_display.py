@@ -45,7 +45,7 @@ def lines(display: LiveDisplay) -> list[str]:
 def test_a_script_without_lines_is_shown_by_its_time_and_energy(now: list[float]) -> None:
     data = script_study(script_run(0, 25.0))
     display, spec = begun(data)
-    display.trial_started(spec)
+    display.trial_started(spec, None)
     first, _, used = lines(display)
     assert "trial 0  0.0 s" in first
     now[0] += 22.0
@@ -56,14 +56,14 @@ def test_a_script_without_lines_is_shown_by_its_time_and_energy(now: list[float]
     first, _, used = lines(display)
     assert "32" in first and "286 J" in first and "286 J" in used
     display.trial_ended(data.records[0])
-    display.trial_started(spec)
+    display.trial_started(spec, None)
     first, _, used = lines(display)
     assert "286" not in first + used, "the record has its energy"
 
 
 def test_what_a_trial_reported_stays_while_its_time_goes_on(now: list[float]) -> None:
     display, spec = begun(study(trial(0)))
-    display.trial_started(spec)
+    display.trial_started(spec, None)
     display.progress(3, 10, kwh_from_joules(50.0))
     now[0] += 5.0
     display.still_running(kwh_from_joules(70.0))
@@ -77,7 +77,7 @@ def test_what_is_left_is_counted_as_the_budget_counts_it(now: list[float]) -> No
     display, spec = begun(data)
     now[0] += 8 * 3600.0
     display.used(0.5, 2.0)
-    display.trial_started(spec)
+    display.trial_started(spec, None)
     now[0] += 1800.0
     display.still_running(1.0)
     used = lines(display)[2]
@@ -93,7 +93,7 @@ def test_trial_that_goes_on_from_its_checkpoint_counts_once(now: list[float]) ->
     first = data.records[0].model_copy(update=crashed)
     display.trial_ended(first)
     display.used(1.0, first.spent_kwh)
-    display.trial_started(spec)
+    display.trial_started(spec, None)
     display.still_running(0.5)
     display.progress(7, 10, 2.4)
     used = lines(display)[2]
@@ -106,7 +106,7 @@ def test_the_best_so_far_is_no_lucky_repeat(now: list[float]) -> None:
     display, spec = begun(data)
     for record in data.records:
         display.trial_ended(record)
-    display.trial_started(spec)
+    display.trial_started(spec, None)
     assert "best so far: trial 0" in lines(display)[1]
 
 

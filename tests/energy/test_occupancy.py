@@ -90,7 +90,7 @@ seen, leaks = [], []
 class Display(Silent):
     def warn(self, text):
         seen.append(text)
-    def trial_started(self, spec):
+    def trial_started(self, spec, started_at):
         seen.append(spec.number)
     def trial_ended(self, record):
         if record.trial == 1:

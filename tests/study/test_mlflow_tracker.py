@@ -8,16 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import carbonopt, within
-from mlflow_servers import MlflowServer, flooding_server, mute_server, refusing_server
-from tracked_studies import POINTS, record, spec, study, study_data
+from mlflow_servers import (
+    MlflowServer,
+    flooding_server,
+    mute_server,
+    refusing_server,
+)
+from tracked_studies import POINTS, STARTED_AT, record, spec, study, study_data
 
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
-from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.study_data import SessionLedger, StudyData
 from carbonopt.study.trackers import open_trackers
 
 pytestmark = pytest.mark.slow
@@ -52,8 +58,8 @@ class Command:
         self._tracked = open_trackers(config, Path("none"), self.warnings.append, joins=joins)
         self._tracked.study_began(data)
 
-    def starts(self, number: int, attempt: int = 1) -> None:
-        self._tracked.trial_started(spec(number, attempt))
+    def starts(self, number: int, attempt: int = 1, started_at: str | None = None) -> None:
+        self._tracked.trial_started(spec(number, attempt), started_at)
 
     def evaluates(self, number: int, *points: int) -> None:
         for point in points:
@@ -212,6 +218,37 @@ def test_trial_that_begins_again_leaves_no_point_of_its_earlier_attempt(server):
     _, children = server.study_runs("again")
     assert [step for step, _ in children[0].history("carbonopt/tokens")] == [10, 20]
     assert children[0].tags["carbonopt.attempt"] == "2"
+
+
+def _ended(done: TrialRecord, **changes) -> TrialRecord:
+    return done.model_copy(update={"started_at": STARTED_AT, **changes})
+
+
+def _seconds_after_start(at_ms: int | None) -> float | None:
+    began_ms = datetime.fromisoformat(STARTED_AT).timestamp() * 1000
+    return None if at_ms is None else (at_ms - began_ms) / 1000
+
+
+def test_runs_have_the_times_of_the_records_whenever_they_are_sent(server):
+    session = SessionLedger(started_at=STARTED_AT, duration_s=60.0)
+    records = [
+        _ended(record(0)),
+        _ended(record(1), continued_at_steps=(10,), standstill_s=2.0),
+        _ended(record(2), duration_s=None, energy_kwh=None),
+    ]
+    command = Command(
+        server.url, "times", study_data(*records).model_copy(update={"sessions": (session,)})
+    )
+    command.starts(3, started_at=STARTED_AT)  # queued behind the earlier ones
+    command.ends(_ended(record(3)))
+    command.starts(4, started_at=STARTED_AT)
+    command.ends(_ended(record(4, TrialState.FAILED, StopReason.INTERRUPTED)))
+    command.finishes(study_data().model_copy(update={"sessions": (session,)}))
+    assert command.warnings == []
+    parent, children = server.study_runs("times")
+    runs = [children[number] for number in range(5)]
+    assert [_seconds_after_start(run.begin_ms) for run in (*runs, parent)] == [0.0] * 6
+    assert [_seconds_after_start(run.end_ms) for run in (*runs, parent)] == [5, 7, 0, 5, 5, 60]
 
 
 def test_two_workers_have_one_parent_and_send_each_trial_once(server):

@@ -4,11 +4,12 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
-from tracked_studies import POINTS, record, spec, study
+from tracked_studies import POINTS, STARTED_AT, record, spec, study
 
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.trial import TrialRecord, TrialState
@@ -35,10 +36,10 @@ def own_home(tmp_path, monkeypatch):
 
 
 def run_trial(tracked: Trackers, number: int, state: TrialState = TrialState.COMPLETE) -> None:
-    tracked.trial_started(spec(number))
+    tracked.trial_started(spec(number), STARTED_AT)
     for point in POINTS:
         tracked.evaluated(number, point, 1e-8 * point.step)
-    tracked.trial_ended(record(number, state))
+    tracked.trial_ended(record(number, state).model_copy(update={"started_at": STARTED_AT}))
 
 
 def wandb_services() -> list[psutil.Process]:
@@ -76,7 +77,10 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
         assert start.hparams["global_batch_size"].number_value == 16
         assert start.hparams["offload"].string_value == "none"
         assert start.hparams["torch_compile"].bool_value is True
-        statuses.append(hparams["_hparams_/session_end_info"].session_end_info.status)
+        end = hparams["_hparams_/session_end_info"].session_end_info
+        assert end.end_time_secs - start.start_time_secs == pytest.approx(5)
+        assert start.start_time_secs == datetime.fromisoformat(STARTED_AT).timestamp()
+        statuses.append(end.status)
     assert statuses == [api_pb2.STATUS_SUCCESS, api_pb2.STATUS_FAILURE]
 
 
@@ -187,7 +191,7 @@ class Stuck(Tracker):
     def __init__(self) -> None:
         self.released = threading.Event()
 
-    def trial_started(self, spec: TrialSpec) -> None:
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
         self.released.wait(60)
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
@@ -260,7 +264,7 @@ def test_a_tracker_that_cannot_be_closed_is_abandoned_and_no_other():
 def test_a_tracker_that_hangs_when_it_is_closed_is_abandoned_and_no_other(monkeypatch):
     monkeypatch.setattr(trackers, "_CLOSE_S", 0.3)
     closed, stuck, failing = Closed(), Stuck(), Failing()
-    monkeypatch.setattr(stuck, "trial_started", lambda spec: None)
+    monkeypatch.setattr(stuck, "trial_started", lambda *_: None)
     monkeypatch.setattr(stuck, "close", lambda: stuck.released.wait(60))
     warnings: list[str] = []
     openers = {"closed": lambda: closed, "stuck": lambda: stuck, "failing": lambda: failing}
@@ -302,7 +306,7 @@ def test_wandbs_service_does_not_outlive_a_killed_study(tmp_path):
         "from tests.study.test_trackers import spec, study, wandb_services\n"
         "from carbonopt.study.trackers import open_trackers\n"
         f"tracked = open_trackers(study(wandb={{}}), Path({str(tmp_path)!r}) / 'track', print)\n"
-        "tracked.trial_started(spec(0))\n"
+        "tracked.trial_started(spec(0), None)\n"
         "while not wandb_services():\n"
         "    time.sleep(0.05)\n"
         "print(wandb_services()[0].pid, flush=True)\n"

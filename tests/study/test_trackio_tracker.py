@@ -110,10 +110,10 @@ def test_a_finished_study_is_in_the_project_as_in_the_storage(finished, tmp_path
 def test_resume_goes_on_with_the_same_runs(monkeypatch):
     first = """
 tracked = command()
-tracked.trial_started(spec(0))
+tracked.trial_started(spec(0), None)
 for point in POINTS: tracked.evaluated(0, point, 0.0)
 tracked.trial_ended(record(0))
-tracked.trial_started(spec(1))
+tracked.trial_started(spec(1), None)
 tracked.evaluated(1, POINTS[0], 0.0)
 tracked.close()
 """
@@ -123,7 +123,7 @@ tracked.close()
     second = """
 running = record(1, TrialState.RUNNING).model_copy(update={"evals": tuple(POINTS[:1])})
 tracked = command(record(0), running, record(2))
-tracked.trial_started(spec(1, attempt=2))
+tracked.trial_started(spec(1, attempt=2), None)
 for point in POINTS[1:]: tracked.evaluated(1, point, 0.0)
 tracked.trial_ended(record(1))
 tracked.close()
@@ -138,7 +138,7 @@ tracked.close()
     third = """
 again = record(1).model_copy(update={"evals": tuple(POINTS[:2]), "attempt": 3})
 tracked = command(record(0), record(2))
-tracked.trial_started(spec(1, attempt=3))
+tracked.trial_started(spec(1, attempt=3), None)
 for point in POINTS[:2]: tracked.evaluated(1, point, 0.0)
 tracked.trial_ended(again)
 tracked.close()
@@ -158,7 +158,7 @@ def refuse(*arguments): raise AssertionError(f"the network was used: {arguments}
 for name in ("connect", "connect_ex", "bind", "listen"):
     setattr(socket.socket, name, refuse)
 tracked = command()
-tracked.trial_started(spec(0))
+tracked.trial_started(spec(0), None)
 for point in POINTS: tracked.evaluated(0, point, 0.0)
 tracked.trial_ended(record(0))
 tracked.close()
@@ -171,7 +171,7 @@ def test_folder_that_cannot_be_written_is_one_warning(own_folder):
     script = """
 tracked = command()
 for number in (0, 1):
-    tracked.trial_started(spec(number))
+    tracked.trial_started(spec(number), None)
     tracked.trial_ended(record(number))
 tracked.close()
 """

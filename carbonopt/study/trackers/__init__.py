@@ -70,8 +70,8 @@ class Trackers:
         """Note the study as this command has found it; the trackers learn of it with its trials."""
         self._study = data
 
-    def trial_started(self, spec: TrialSpec) -> None:
-        self._send(lambda tracker: tracker.trial_started(spec))
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
+        self._send(lambda tracker: tracker.trial_started(spec, started_at))
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
         self._send(lambda tracker: tracker.evaluated(number, point, emissions_kg_co2e))

@@ -26,15 +26,14 @@ class RunSettings:
     number: int
     attempt: int
     params: dict[str, Any]  # by name, with the seed
-    started_at: str | None = None  # ISO 8601, UTC; None: now
+    started_at: str | None  # of the attempt; ISO 8601, UTC; None: not known
 
     @classmethod
-    def of(cls, trial: TrialSpec | TrialRecord) -> "RunSettings":
+    def of(cls, trial: TrialSpec | TrialRecord, started_at: str | None) -> "RunSettings":
         repeat = {} if trial.repeat_of is None else {"repeat_of": trial.repeat_of}
         params = {**trial.params.as_record(), "seed": trial.seed, **repeat}
-        if isinstance(trial, TrialRecord):
-            return cls(trial.trial, trial.attempt, params, trial.started_at)
-        return cls(trial.number, trial.attempt, params)
+        number = trial.trial if isinstance(trial, TrialRecord) else trial.number
+        return cls(number, trial.attempt, params, started_at)
 
 
 @dataclass
@@ -69,8 +68,8 @@ class MirrorTracker(Tracker, ABC):
         if not self._joins and (run is None or run.ended_attempt != record.attempt):
             self.trial_ended(record)
 
-    def trial_started(self, spec: TrialSpec) -> None:
-        settings = self._settings[spec.number] = RunSettings.of(spec)
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
+        settings = self._settings[spec.number] = RunSettings.of(spec, started_at)
         self._runs[spec.number] = self.begin_run(settings, self._runs.get(spec.number))
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
@@ -82,7 +81,7 @@ class MirrorTracker(Tracker, ABC):
         self._send(run, [point])
 
     def trial_ended(self, record: TrialRecord) -> None:
-        run, settings = self._runs.get(record.trial), RunSettings.of(record)
+        run, settings = self._runs.get(record.trial), RunSettings.of(record, record.started_at)
         measured = {point.step: point.value for point in record.evals}
         if run is None:
             run = self._runs[record.trial] = self.begin_run(settings, None)

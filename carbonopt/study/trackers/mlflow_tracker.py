@@ -25,7 +25,7 @@ from carbonopt.study.trackers.mirror_tracker import (
     record_metrics,
     study_metrics,
 )
-from carbonopt.study.trackers.tracker import ENDED_WELL
+from carbonopt.study.trackers.tracker import ENDED_WELL, end_of
 
 _TIMEOUT_S = 4  # for an answer; the study's end waits 5 s
 _RETRIES = 1  # of a request; a server that is down is not waited for
@@ -64,6 +64,7 @@ class MlflowTracker(MirrorTracker):
         self._client = MlflowClient(tracking_uri=wanted.uri, registry_uri=wanted.uri)
         self._experiment, self._experiment_id, self._parent = wanted.experiment, "", ""
         self._has_ended = False
+        self._end: datetime | None = None  # of the study's last call; None: now
 
     def find_runs(self) -> dict[int, MirrorRun]:
         self._experiment_id = self._existing_experiment() or self._new_experiment()
@@ -93,7 +94,7 @@ class MlflowTracker(MirrorTracker):
         }
         run = self._client.create_run(
             self._experiment_id,
-            start_time=_milliseconds(settings.started_at),
+            start_time=_milliseconds(_moment(settings.started_at)),
             tags=tags,
             run_name=f"{self.study.config.name}-{settings.number:04d}",
         )
@@ -106,26 +107,28 @@ class MlflowTracker(MirrorTracker):
 
     def end_run(self, run: MirrorRun, record: TrialRecord) -> None:
         if not record.has_finished:
-            self._client.set_terminated(run.key, "KILLED")
+            self._client.set_terminated(run.key, "KILLED", _milliseconds(end_of(record)))
             return
         reason = {} if record.stop_reason is None else {"carbonopt.stop_reason": record.stop_reason}
         tags = {_STATE: record.state, _ATTEMPT: str(record.attempt), **reason}
         step = record.evals[-1].step if record.evals else 0
         self._log(run.key, {step: record_metrics(record)}, tags=tags)
         status = "FINISHED" if record.state in ENDED_WELL else "FAILED"
-        self._client.set_terminated(run.key, status, _end_milliseconds(record))
+        self._client.set_terminated(run.key, status, _milliseconds(end_of(record)))
 
     def delete_run(self, run: MirrorRun) -> None:
         self._client.delete_run(run.key)
 
     def study_ended(self, data: StudyData) -> None:
         self._has_ended = data.ended is not None
+        self._end = max((session.span[1] for session in data.sessions), default=None)
         tags = {"carbonopt.ended": data.ended or "no"}
         self._log(self._parent, {0: study_metrics(data)}, tags=tags)
 
     def close(self) -> None:
         if self._parent and not self._joins:
-            self._client.set_terminated(self._parent, "FINISHED" if self._has_ended else "KILLED")
+            status = "FINISHED" if self._has_ended else "KILLED"
+            self._client.set_terminated(self._parent, status, _milliseconds(self._end))
 
     def _existing_experiment(self) -> str | None:
         """Return the id of the experiment; None if the server has none of this name."""
@@ -152,7 +155,13 @@ class MlflowTracker(MirrorTracker):
     def _new_parent(self) -> str:
         config, study = self.study.config, str(self.study.id)
         tags = {_STUDY: study, "carbonopt.version": carbonopt.__version__}
-        run = self._client.create_run(self._experiment_id, tags=tags, run_name=config.name)
+        begin = min((session.span[0] for session in self.study.sessions), default=None)
+        run = self._client.create_run(
+            self._experiment_id,
+            start_time=_milliseconds(begin),
+            tags=tags,
+            run_name=config.name,
+        )
         key = str(run.info.run_id)
         params = {"target": config.target.at(), "sampler": config.search.sampler}
         self._log(key, {}, params=params)
@@ -248,10 +257,10 @@ def _metric_name(name: str) -> str:
     return "/".join(_FOREIGN.sub("_", part) for part in name.split("/", 1))
 
 
-def _milliseconds(at: str | None) -> int | None:
-    return None if at is None else round(datetime.fromisoformat(at).timestamp() * 1000)
+def _moment(at: str | None) -> datetime | None:
+    return None if at is None else datetime.fromisoformat(at)
 
 
-def _end_milliseconds(record: TrialRecord) -> int | None:
-    """Return when a trial ended; None, which is now for MLflow, where it isn't known."""
-    return None if record.span is None else _milliseconds(record.span[1].isoformat())
+def _milliseconds(moment: datetime | None) -> int | None:
+    """Return a time as MLflow takes it; None, which is now for MLflow, where it isn't known."""
+    return None if moment is None else round(moment.timestamp() * 1000)

@@ -1,6 +1,7 @@
 """The TensorBoard tracker."""
 
 import time
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.trial import TrialRecord
 from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.study.trackers.tracker import ENDED_WELL, Tracker, outcome, point_scalars
+from carbonopt.study.trackers.tracker import ENDED_WELL, Tracker, end_of, outcome, point_scalars
 
 # The modules that the tracker's methods use.
 _MODULES = (
@@ -35,7 +36,7 @@ class TensorBoardTracker(Tracker):
         self._quality, self._folder = quality, folder
         self._writers: dict[int, Any] = {}
 
-    def trial_started(self, spec: TrialSpec) -> None:
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
         from google.protobuf import struct_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -43,10 +44,13 @@ class TensorBoardTracker(Tracker):
         writer = self._writers[spec.number] = EventFileWriter(
             str(self._folder / f"{spec.number:04d}{attempt}")
         )
+        begin = None if started_at is None else datetime.fromisoformat(started_at)
         params = struct_pb2.Struct()
         params.update(spec.params.as_record())
         _add_session(
-            writer, "session_start_info", {"start_time_secs": time.time(), "hparams": params.fields}
+            writer,
+            "session_start_info",
+            {"start_time_secs": _seconds(begin), "hparams": params.fields},
         )
         writer.flush()
 
@@ -64,9 +68,8 @@ class TensorBoardTracker(Tracker):
             }
             _add(writer, "simple_value", numbers, record.evals[-1].step if record.evals else 0)
             status = "STATUS_SUCCESS" if record.state in ENDED_WELL else "STATUS_FAILURE"
-            _add_session(
-                writer, "session_end_info", {"status": status, "end_time_secs": time.time()}
-            )
+            end_s = _seconds(end_of(record))
+            _add_session(writer, "session_end_info", {"status": status, "end_time_secs": end_s})
             writer.close()
 
     def close(self) -> None:
@@ -75,6 +78,11 @@ class TensorBoardTracker(Tracker):
 
     def abandon(self) -> None:
         """Do nothing, because the writers' threads are daemons."""
+
+
+def _seconds(moment: datetime | None) -> float:
+    """Return the Unix time in seconds; that of now if the moment isn't known."""
+    return time.time() if moment is None else moment.timestamp()
 
 
 def _add_session(writer: Any, key: str, info: dict[str, Any]) -> None:

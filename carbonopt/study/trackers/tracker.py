@@ -1,5 +1,6 @@
 """The base class of trackers, and the figures that they show of a trial."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from carbonopt.core.evaluations import EvalPoint
@@ -28,8 +29,14 @@ class Tracker:
     def study_ended(self, data: StudyData) -> None:
         """Learn of the study as this command leaves it."""
 
-    def trial_started(self, spec: TrialSpec) -> None:
-        """Learn of a trial before its processes start."""
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
+        """Learn of a trial before its processes start.
+
+        Args:
+            spec: What its processes are to do.
+            started_at: When its attempt began, as in its record; ISO 8601, UTC. The tracker may
+                learn of it much later, if it first sends what earlier commands could not send.
+        """
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None:
         """Learn of an evaluation, and of the trial's emissions so far."""
@@ -51,6 +58,21 @@ def point_scalars(point: EvalPoint, quality: str, emissions_kg_co2e: float) -> d
     scalars = {quality: point.value, "emissions_kg_co2e": emissions_kg_co2e}
     scalars |= {name: getattr(point, name) for name in ("tokens", "train_energy_kwh")}
     return {name: value for name, value in scalars.items() if value is not None}
+
+
+def end_of(record: TrialRecord) -> datetime | None:
+    """Return when a trial's last attempt ended by its record; None where its begin isn't known.
+
+    If it went on from a checkpoint, the durations are those of all attempts: this is the latest
+    time at which the last one can have ended, and not later than now.
+    """
+    if record.span is not None:
+        return record.span[1]
+    if record.started_at is None:
+        return None
+    total_s = 0.0 if record.duration_s is None else record.duration_s.total
+    begin = datetime.fromisoformat(record.started_at)
+    return min(begin + timedelta(seconds=total_s + (record.standstill_s or 0.0)), datetime.now(UTC))
 
 
 def outcome(record: TrialRecord) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class WandbTracker(Tracker):
             **settings, console="off", save_code=False, x_save_requirements=False
         )
 
-    def trial_started(self, spec: TrialSpec) -> None:
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
         self._runs[spec.number] = self._wandb.init(
             **self._wanted.model_dump(),
             group=self._study,
