@@ -1,5 +1,6 @@
 """A real MLflow server of our own, which can be killed and started again, and servers that fail."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from commands import free_port
@@ -178,6 +179,41 @@ def flooding_server(status: int, most_mib: int) -> Iterator[tuple[str, list[int]
 
     with _serving(Flood) as address:
         yield address, sent
+
+
+@contextmanager
+def slow_proxy(url: str, nth_create: int, delay_s: float) -> Iterator[tuple[str, list[str]]]:
+    """A proxy of a server that holds back one request for a new run before it passes it on; its
+    address, and the paths of the requests that it has passed on.
+    """
+    passed: list[str] = []
+    creates = iter(range(1, 1000))
+
+    class Pass(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if self.path.endswith("runs/create") and next(creates) == nth_create:
+                time.sleep(delay_s)
+            kept = {"Content-Type": "application/json"}
+            request = Request(url + self.path, body or None, kept, method=self.command)
+            try:
+                with urlopen(request, timeout=60) as answer:
+                    status, text = answer.status, answer.read()
+            except HTTPError as error:
+                status, text = error.code, error.read()
+            passed.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the client no longer waits
+                self.wfile.write(text)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with _serving(Pass) as address:
+        yield address, passed
 
 
 @contextmanager

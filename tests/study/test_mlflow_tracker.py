@@ -19,6 +19,7 @@ from mlflow_servers import (
     flooding_server,
     mute_server,
     refusing_server,
+    slow_proxy,
 )
 from tracked_studies import POINTS, STARTED_AT, record, spec, study, study_data
 
@@ -249,6 +250,49 @@ def test_runs_have_the_times_of_the_records_whenever_they_are_sent(server):
     runs = [children[number] for number in range(5)]
     assert [_seconds_after_start(run.begin_ms) for run in (*runs, parent)] == [0.0] * 6
     assert [_seconds_after_start(run.end_ms) for run in (*runs, parent)] == [5, 7, 0, 5, 5, 60]
+
+
+@pytest.mark.parametrize("nth_create", [1, 2])  # the study's run, and the first trial's
+def test_run_that_is_made_after_its_time_is_found_again_and_gets_its_parameters(server, nth_create):
+    experiment, done = f"slow-{nth_create}", record(0)
+    with slow_proxy(server.url, nth_create, delay_s=6.0) as (url, passed):
+        first = Command(url, experiment, study_data())
+        first.runs_trial(0)
+        first.wait_for_warning()
+        first.finishes(study_data(done))
+        deadline = time.monotonic() + 60
+        creates = [path for path in passed if path.endswith("runs/create")]
+        while len(creates) < nth_create and time.monotonic() < deadline:
+            time.sleep(0.1)
+            creates = [path for path in passed if path.endswith("runs/create")]
+    assert len(first.warnings) == 1
+    assert len(server.runs(experiment)) == nth_create
+
+    second = Command(server.url, experiment, study_data(done))
+    second.finishes(study_data(done, ended="all trials have been run"))
+    assert second.warnings == []
+    parent, children = server.study_runs(experiment)
+    assert set(parent.params) == {"target", "sampler"}
+    assert parent.status == children[0].status == "FINISHED"
+    assert children[0].params["seed"] == "0"
+
+
+def test_empty_second_runs_are_deleted(server):
+    done = record(0)
+    first = Command(server.url, "second", study_data())
+    first.runs_trial(0)
+    first.finishes(study_data(done))
+    parent, children = server.study_runs("second")
+    for run in (parent, children[0]):
+        tags = [{"key": key, "value": value} for key, value in run.tags.items()]
+        body = {"experiment_id": server.experiment("second"), "start_time": 1, "tags": tags}
+        server.call("runs/create", body)
+
+    second = Command(server.url, "second", study_data(done))
+    second.finishes(study_data(done, ended="all trials have been run"))
+    assert second.warnings == []
+    again, kept = server.study_runs("second")
+    assert (again.id, kept[0].id) == (parent.id, children[0].id)
 
 
 def test_two_workers_have_one_parent_and_send_each_trial_once(server):

@@ -41,6 +41,7 @@ class MirrorRun:
     """A trial's run in a tracker."""
 
     key: str  # the tracker's own name of the run
+    has_settings: bool = True  # False: its parameters could not be sent
     # the quality at each step that was sent; None: it was not finite
     points: dict[int, float | None] = field(default_factory=dict)
     ended_attempt: int | None = None  # the attempt whose end was sent; None: none was
@@ -83,8 +84,8 @@ class MirrorTracker(Tracker, ABC):
     def trial_ended(self, record: TrialRecord) -> None:
         run, settings = self._runs.get(record.trial), RunSettings.of(record, record.started_at)
         measured = {point.step: point.value for point in record.evals}
-        if run is None:
-            run = self._runs[record.trial] = self.begin_run(settings, None)
+        if run is None or not run.has_settings:
+            run = self._runs[record.trial] = self.begin_run(settings, run)
         elif any(step not in measured or measured[step] != run.points[step] for step in run.points):
             run = self._replace(settings)
         self._send(run, [point for point in record.evals if point.step not in run.points])

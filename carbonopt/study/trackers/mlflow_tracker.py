@@ -29,6 +29,7 @@ from carbonopt.study.trackers.tracker import ENDED_WELL, end_of
 
 _TIMEOUT_S = 4  # for an answer; the study's end waits 5 s
 _RETRIES = 1  # of a request; a server that is down is not waited for
+_CREATE = "/api/2.0/mlflow/runs/create"  # the path of the request that makes a run
 _MOST_ANSWER_MIB = 32  # six times as much as a page of runs has
 _PAGE = 1000  # runs of one answer, and metrics of one request: MLflow's limits
 _LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes
@@ -60,7 +61,7 @@ class MlflowTracker(MirrorTracker):
         environment_variables.MLFLOW_HTTP_REQUEST_TIMEOUT.default = _TIMEOUT_S
         environment_variables.MLFLOW_HTTP_REQUEST_MAX_RETRIES.default = _RETRIES
         environment_variables.MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.default = True
-        _limit_answers()
+        _adapt_sessions(wanted.uri)
         self._client = MlflowClient(tracking_uri=wanted.uri, registry_uri=wanted.uri)
         self._experiment, self._experiment_id, self._parent = wanted.experiment, "", ""
         self._has_ended = False
@@ -68,23 +69,27 @@ class MlflowTracker(MirrorTracker):
 
     def find_runs(self) -> dict[int, MirrorRun]:
         self._experiment_id = self._existing_experiment() or self._new_experiment()
-        runs: dict[int, MirrorRun] = {}
+        found: dict[str | None, list[Any]] = {}
         for run in self._search():
-            number = run.data.tags.get(_TRIAL)
-            if number is None:
-                self._parent = run.info.run_id
-            else:
-                runs[int(number)] = self._found_run(run)
-        if not self._parent:
-            self._parent = self._new_parent()
-        elif not self._joins:
+            found.setdefault(run.data.tags.get(_TRIAL), []).append(run)
+        kept = {number: self._without_empty(runs) for number, runs in found.items()}
+        parent = kept.pop(None, None)
+        self._parent = self._new_parent() if parent is None else str(parent.info.run_id)
+        if parent is None or not parent.data.params:
+            config = self.study.config
+            params = {"target": config.target.at(), "sampler": config.search.sampler}
+            self._log(self._parent, {}, params=params)
+        if parent is not None and not self._joins:
             self._client.update_run(self._parent, status="RUNNING")
-        return runs
+        return {int(number): self._found_run(run) for number, run in kept.items() if number}
 
     def begin_run(self, settings: RunSettings, earlier: MirrorRun | None) -> MirrorRun:
         if earlier is not None:
             self._client.update_run(earlier.key, status="RUNNING")
             self._client.set_tag(earlier.key, _ATTEMPT, str(settings.attempt))
+            if not earlier.has_settings:
+                self._log(earlier.key, {}, params=settings.params)
+                earlier.has_settings = True
             return earlier
         tags = {
             "mlflow.parentRunId": self._parent,
@@ -162,10 +167,20 @@ class MlflowTracker(MirrorTracker):
             tags=tags,
             run_name=config.name,
         )
-        key = str(run.info.run_id)
-        params = {"target": config.target.at(), "sampler": config.search.sampler}
-        self._log(key, {}, params=params)
-        return key
+        return str(run.info.run_id)
+
+    def _without_empty(self, runs: list[Any]) -> Any:
+        """Return the earliest run of several of one trial, and delete those that are empty.
+
+        A run is empty if the server made it after the client had given up waiting for it.
+        """
+        filled = [run for run in runs if run.data.params or run.data.metrics]
+        kept = (filled or runs)[-1]
+        if not self._joins:
+            for run in runs:
+                if run is not kept and run not in filled:
+                    self._client.delete_run(run.info.run_id)
+        return kept
 
     def _search(self) -> Iterator[Any]:
         """Yield the study's runs, those of its trials too."""
@@ -175,7 +190,7 @@ class MlflowTracker(MirrorTracker):
                 [self._experiment_id],
                 f"tags.`{_STUDY}` = '{self.study.id}'",
                 max_results=_PAGE,
-                order_by=["attributes.start_time DESC"],  # the first of several is kept
+                order_by=["attributes.start_time DESC"],
                 page_token=token,
             )
             yield from page
@@ -191,7 +206,8 @@ class MlflowTracker(MirrorTracker):
             ended = None
         quality = _metric_name(self.study.config.quality.name)
         history = self._client.get_metric_history(key, quality) if ended is None else ()
-        return MirrorRun(key, {metric.step: metric.value for metric in history}, ended)
+        points: dict[int, float | None] = {metric.step: metric.value for metric in history}
+        return MirrorRun(key, bool(run.data.params), points, ended)
 
     def _log(
         self,
@@ -220,23 +236,27 @@ class MlflowTracker(MirrorTracker):
             self._client.log_batch(key, further[begin : begin + _PAGE])
 
 
-@cache  # once in a process
-def _limit_answers() -> None:
-    """Make MLflow's HTTP sessions refuse answers that are larger than any that is needed.
+@cache  # once for each server in a process
+def _adapt_sessions(uri: str) -> None:
+    """Make MLflow's HTTP sessions refuse large answers, and ask only once for a new run.
 
-    A session reads an answer of any size, after it has called its hooks. MLflow makes sessions by
-    one function, and has no setting for their hooks.
+    A session reads an answer of any size, after it has called its hooks. A server may still make a
+    run that it has not answered for in time: another one would then stay empty. MLflow makes
+    sessions by one function, and has no setting for either.
     """
     from mlflow.utils import request_utils
+    from requests.adapters import HTTPAdapter
 
     new_session: Any = request_utils._get_request_session
 
-    def with_limit(*arguments: Any, **settings: Any) -> Any:
+    def adapted(*arguments: Any, **settings: Any) -> Any:
         session = new_session(*arguments, **settings)
         session.hooks["response"] = [_read_within_limit]
+        if uri + _CREATE not in session.adapters:
+            session.mount(uri + _CREATE, HTTPAdapter())  # which retries nothing
         return session
 
-    request_utils._get_request_session = with_limit
+    request_utils._get_request_session = adapted
 
 
 def _read_within_limit(response: Any, **_: Any) -> None:

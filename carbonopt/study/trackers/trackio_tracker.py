@@ -86,7 +86,9 @@ class TrackioTracker(MirrorTracker):
         logs = self._storage.get_logs(self._project, name, run_id=key)
         points = {row["step"]: row[quality] for row in logs if quality in row}
         self._configs[key] = config
-        return MirrorRun(key, points, config[_ATTEMPT] if _STATE in config else None)
+        return MirrorRun(
+            key, points=points, ended_attempt=config[_ATTEMPT] if _STATE in config else None
+        )
 
     def _log(self, run: MirrorRun, metrics: dict[int, dict[str, float]]) -> None:
         self._storage.bulk_log(
