@@ -226,6 +226,25 @@ def test_a_hanging_tracker_delays_neither_trials_nor_the_end(monkeypatch):
     assert len(warnings) == 3
 
 
+def test_points_of_trackers_that_catch_up_are_not_called_lost(monkeypatch):
+    monkeypatch.setattr(trackers, "_CLOSE_S", 0.3)
+    stuck, closed = Stuck(), Closed()
+    stuck.name, closed.name = "mlflow", "tensorboard"
+    for openers, lost in (
+        ({"mlflow": lambda: stuck}, []),
+        ({"mlflow": lambda: stuck, "tensorboard": lambda: closed}, ["tensorboard"]),
+        ({"tensorboard": lambda: closed, "mlflow": lambda: stuck}, ["tensorboard"]),
+    ):
+        warnings: list[str] = []
+        tracked = Trackers(openers, warnings.append)
+        run_trial(tracked, 0)
+        tracked.close()
+        later, _, others = warnings[0].partition(";")
+        assert "mlflow" in later and "lost" not in later and "again" in later
+        assert [name for name in ("mlflow", "tensorboard") if name in others] == lost
+    stuck.released.set()
+
+
 class Failing(Tracker):
     """A tracker that can be neither closed nor abandoned."""
 

@@ -108,8 +108,7 @@ class Trackers:
         hangs = self._thread is not None and self._thread.is_alive()
         if hangs:
             self._warnings.put(
-                f"the trackers did not finish within {_CLOSE_S:g} s; their latest points are"
-                f" lost{self._sent_later(self._catching_up)}."
+                f"the trackers did not finish within {_CLOSE_S:g} s: {self._unsent()}."
             )
         if self._dropped:
             self._warnings.put(
@@ -123,10 +122,19 @@ class Trackers:
     def _catching_up(self) -> list[str]:
         return [name for name in self._openers if name in _CATCHING_UP]
 
-    @staticmethod
-    def _sent_later(names: list[str]) -> str:
-        same = "the same command sends them again" if names else ""
-        return f" ({', '.join(names)}: {same})" if names else ""
+    def _unsent(self) -> str:
+        """Say what becomes of the points that the trackers at work have not been sent."""
+        opened = [tracker.name for tracker in self._opened]
+        names = opened if self._all_opened.is_set() else list(self._openers)
+        later = [name for name in names if name in _CATCHING_UP]
+        lost = [name for name in names if name not in _CATCHING_UP]
+        parts = [
+            f"not all points were sent to {', '.join(later)}, so run the same command again"
+            if later
+            else "",
+            f"the latest points in {', '.join(lost)} are lost" if lost else "",
+        ]
+        return "; ".join(filter(None, parts))
 
     def _is_overdue(self, began_s: float, interrupted: bool) -> bool:
         """Return whether the study's end has waited long enough for the trackers.
