@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 
 from carbonopt.analysis.footprint import known_sum
 from carbonopt.analysis.stages import FLOP_PER_PARAMETER_AND_TOKEN
@@ -20,11 +21,16 @@ class TrainingWork(Frozen):
     """
 
     tokens: int | None  # training tokens over all ranks; None: not known of every run
+    probe_tokens: (
+        int | None
+    )  # the part of `tokens` that probes have; None: not known of every probe
     measured_tokens: int | None  # those of runs whose energy is known
     # FLOP of the model, by 6 × parameters × tokens; None: not known of every run
     flop: float | None
     parameters: int | None
     wall_clock_s: float  # time in which at least one session worked; waits for hours don't count
+    waited_s: float  # time in which sessions waited for the hours of a schedule and none worked
+    elapsed_s: float  # time from the first session's begin to the end of the last
     # names of the launch's GPUs, with those of all trials that run side by side; empty: it has
     # none, or they are not known
     gpus: tuple[str, ...]
@@ -46,24 +52,32 @@ class TrainingWork(Frozen):
 def training_work(data: StudyData) -> TrainingWork:
     """Add up the training of a study's runs and the time in which it had its devices."""
     runs = (*data.records, *data.probes)
+    spans = [session.span for session in data.sessions]
+    worked_s = wall_clock_s(data.sessions)
     hardware, launch = data.provenance.hardware, data.config.launch
     gpus = hardware.gpus * launch.slots if hardware else ()
     # Local trials side by side share a machine, and so do those of one node.
     groups = 1 if launch.is_local else launch.slots // launch.slots_of_node
     machines = hardware.nodes * groups if hardware else 0
     devices = len(gpus) or machines
-    tokens = known_sum(trained_tokens(data, run) for run in runs)
-    measured = known_sum(trained_tokens(data, run) for run in runs if run.energy_kwh is not None)
     return TrainingWork(
-        tokens=None if tokens is None else int(tokens),
-        measured_tokens=None if measured is None else int(measured),
+        tokens=_tokens(data, runs),
+        probe_tokens=_tokens(data, data.probes),
+        measured_tokens=_tokens(data, [run for run in runs if run.energy_kwh is not None]),
         flop=known_sum(trained_flop(data, run) for run in runs),
         parameters=data.prepared.model_parameters if data.prepared else None,
-        wall_clock_s=wall_clock_s(data.sessions),
+        wall_clock_s=worked_s,
+        waited_s=max(0.0, union_s(spans) - worked_s),
+        elapsed_s=(max(end for _, end in spans) - min(spans)[0]).total_seconds() if spans else 0.0,
         gpus=gpus,
         machines=machines,
         device_s=devices * _launch_s(data) if devices else None,
     )
+
+
+def _tokens(data: StudyData, runs: Iterable[TrialRecord]) -> int | None:
+    tokens = known_sum(trained_tokens(data, run) for run in runs)
+    return None if tokens is None else int(tokens)
 
 
 def trained_tokens(data: StudyData, record: TrialRecord) -> int | None:

@@ -206,6 +206,12 @@ def count_text(count: int, noun: str) -> str:
     return f"{_fixed(count, 0, 3)} {noun}{'' if count == 1 else 's'}"
 
 
+def runs_text(trials: int, probes: int) -> str:
+    """Return the number of a study's runs: '9 trials and 1 probe'; repeats are trials."""
+    counted = count_text(trials, "trial")
+    return f"{counted} and {count_text(probes, 'probe')}" if probes else counted
+
+
 def visible_text(value: object) -> str:
     """Return a value as text, quoted where it could not be seen.
 

@@ -87,10 +87,12 @@ def _header(study: ExportedStudy) -> dict[str, Any]:
 def _task(study: ExportedStudy, workload: Workload) -> dict[str, Any]:
     data, rec = study.data, study.recommendation
     assert workload.model is not None and workload.dataset is not None
-    quality, runs = rec.target.quality, len(data.records) + len(data.probes)
+    quality, runs = rec.target.quality, fmt.runs_text(len(data.records), len(data.probes))
     recommended = (
         f"one run of its recommended configuration, trial {rec.trial}, takes"
         f" {fmt.energy_text(rec.energy_kwh)} and emits {fmt.emissions_text(rec.emissions_kg_co2e)}"
+        if rec.met
+        else "no trial met the target"
     )
     return known(
         taskStage="training" if workload.model.from_config is not None else "finetuning",
@@ -99,7 +101,7 @@ def _task(study: ExportedStudy, workload: Workload) -> dict[str, Any]:
         dataset=[_dataset(study, workload.dataset)],
         measuredAccuracy=rec.value if quality in _ACCURACIES else None,
         taskDescription=(
-            f"The study {data.config.name} of carbonopt: a search of {fmt.count_text(runs, 'run')}"
+            f"The study {data.config.name} of carbonopt: a search of {runs}"
             f" for the configuration with the lowest emissions whose {quality.name} is"
             f" {quality.bound_word} {quality.target_text(rec.target.value)}. The energy is that of"
             f" all runs and all between them; {recommended}. Energy counted: {study.counted};"

@@ -51,6 +51,7 @@ def sci_terms(study: ExportedStudy) -> dict[str, Any]:
         "carbon_intensity_source": data.provenance.intensity.source,
         "operational_g_co2e": operational_g,
         "training_tokens": study.work.tokens,
+        "training_tokens_of": _tokens_by_kind(study),
         "functional_unit": None if unit is None else unit.model_dump(),
     }
     if unit is None:
@@ -65,6 +66,13 @@ def sci_terms(study: ExportedStudy) -> dict[str, Any]:
         "scope": "operational and embodied",
         f"sci_g_co2e_per_{unit.unit.replace(' ', '_')}": (operational_g + embodied_g) / unit.amount,
     }
+
+
+def _tokens_by_kind(study: ExportedStudy) -> dict[str, int | None]:
+    """Return the parts of the training tokens; None for what is not known of every run."""
+    whole, probes = study.work.tokens, study.work.probe_tokens
+    known = whole is not None and probes is not None
+    return {"trials": whole - probes if known else None, "probes": probes}  # type: ignore[operator]
 
 
 def functional_unit(study: ExportedStudy) -> FunctionalUnit | None:

@@ -260,7 +260,8 @@ def test_the_checklist_counts_every_run_and_states_the_ledgers_total() -> None:
     data = gpu_study(*runs, probes=(probe(0),))
     answer, said = answers(data)["Compute resources"]
     assert answer == "Yes"
-    assert "2 complete, 1 pruned and 1 probe" in said and "at most 7.25 GiB on a rank" in said
+    assert "3 trials and 1 probe; of the trials, 2 complete and 1 pruned" in said
+    assert "at most 7.25 GiB on a rank" in said
     assert fmt.energy_text(data.spent_kwh()) in said
     assert "1 min 10 s of one GPU" in said
     assert "took 36.0 s to 1 min 06 s" in said

@@ -152,12 +152,11 @@ def checklist(study: StudyView) -> str:
 
 
 def _runs(data: StudyData) -> str:
-    """Count the study's runs by state, with the probes."""
+    """Count the study's runs, its trials by state, too."""
     counts = Counter(record.state for record in data.records)
-    parts = [f"{counts[state]:,} {state.value}" for state in TrialState if counts[state]]
-    if data.probes:
-        parts.append(fmt.count_text(len(data.probes), "probe"))
-    return _listed(parts)
+    states = [f"{counts[state]:,} {state.value}" for state in TrialState if counts[state]]
+    runs = fmt.runs_text(len(data.records), len(data.probes))
+    return f"{runs}; of the trials, {_listed(states)}" if states else runs
 
 
 def is_learned(study: StudyView) -> bool:
