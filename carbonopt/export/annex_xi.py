@@ -84,11 +84,24 @@ def figures(study: ExportedStudy) -> dict[str, Any]:
             "training_tokens": work.tokens,
             "wall_clock_days": work.wall_clock_s / _SECONDS_PER_DAY,
             "hardware_days": None if work.device_s is None else work.device_s / _SECONDS_PER_DAY,
+            "waiting_days": work.waited_s / _SECONDS_PER_DAY,
         },
         "hardware": list(work.gpus) or [hardware.cpu] * work.machines,
-        "hardware_days_of": f"A hardware day is a day of one {what}.",
+        "hardware_days_of": f"A hardware day is a day of one {what}.{_waiting(study)}",
         "method": method(study),
     }
+
+
+def _waiting(study: ExportedStudy) -> str:
+    """Say which of the whole study's days have its waits for the hours of a schedule."""
+    waited_s = study.work.waited_s
+    if not waited_s:
+        return ""
+    return (
+        " The whole study's hardware days, but not its days of the clock, include"
+        f" {_text(waited_s / _SECONDS_PER_DAY)} days in which it waited for the hours of its"
+        " schedule."
+    )
 
 
 def _recommended(study: ExportedStudy) -> dict[str, Any]:
@@ -141,8 +154,8 @@ def method(study: ExportedStudy) -> str:
         f" {gpu}CPU and RAM energy, where modelled, follows power models and the CPU time of the"
         " training's processes. The energies are those of the computers; the data centre's overhead"
         f" is in the emissions alone. The recommended run is {window}. The whole study adds all"
-        " other runs, stopped and failed ones too, with set-up, evaluation, preparation and the"
-        f" time between runs. {flop}Emissions are energy ×"
+        " other runs, probes, stopped and failed ones too, with set-up, evaluation, preparation and"
+        f" the time between runs. {flop}Emissions are energy ×"
         f" {data.provenance.intensity.g_co2e_per_kwh:.4g} g CO2e/kWh × a PUE of"
         f" {data.config.carbon.pue:.3g}."
     )
