@@ -95,8 +95,8 @@ def study_texts(
     standard = STANDARDS[form]
     if standard.describes_model and not study.recommendation.met:
         raise TargetNotMet(
-            f"no configuration of {data.config.name} meets the target, so there is no model for"
-            f" {form}.",
+            f"no configuration of {data.config.name} meets the target, and {form} describes a"
+            " recommended run.",
             study.recommendation.closest,
         )
     text = standard_text(study, form)
@@ -121,8 +121,8 @@ def pipeline_text(view: "PipelineView", form: str) -> str:
 
     if standards.STANDARDS[form].describes_model and not view.summary.met:
         raise TargetNotMet(
-            f"no run of all steps of {view.summary.name} met every target, so there is no model for"
-            f" {form}."
+            f"no run of all steps of {view.summary.name} met every target, and {form} describes"
+            " recommended runs."
         )
     return standards.pipeline_text(view, form)
 

@@ -27,7 +27,7 @@ class Standard(NamedTuple):
     text: Callable[[StudyView], str]  # as `carbonopt export` prints it
     # text by file name, in the folder of a report
     files: Mapping[str, Callable[[StudyView], str]]
-    describes_model: bool  # it needs a recommendation
+    describes_model: bool  # it needs a recommendation; the others are of the whole study
     missing: Callable[[ExportedStudy], str | None]  # says why a study can't have this form
 
 
@@ -56,9 +56,9 @@ _ANNEX, _ANNEX_JSON = _of(annex_xi.annex_xi), _of(annex_xi.annex_xi_json)
 STANDARDS = {
     "codecarbon": Standard(_EMISSIONS, {"emissions.csv": _EMISSIONS}, False, _nothing),
     "boamps": Standard(
-        _of(boamps.boamps), {"boamps.json": _of(boamps.boamps)}, True, boamps.missing
+        _of(boamps.boamps), {"boamps.json": _of(boamps.boamps)}, False, boamps.missing
     ),
-    "sci": Standard(_of(sci.sci), {"sci.json": _of(sci.sci)}, True, _nothing),
+    "sci": Standard(_of(sci.sci), {"sci.json": _of(sci.sci)}, False, _nothing),
     "annex-xi": Standard(
         _ANNEX, {"annex-xi.md": _ANNEX, "annex-xi.json": _ANNEX_JSON}, True, annex_xi.missing
     ),
@@ -118,8 +118,11 @@ def pipeline_text(view: PipelineView, form: str) -> str:
             f"a model card is of one model, but {view.summary.name} trains several; give the folder"
             f" of one: {', '.join(view.studies)}."
         )
-    met = {folder: study for folder, study in view.studies.items() if study.recommendation.met}
-    texts = {folder: standard_text(study, form) for folder, study in met.items()}
+    texts = {
+        folder: standard_text(study, form)
+        for folder, study in view.studies.items()
+        if study.recommendation.met or not STANDARDS[form].describes_model
+    }
     total = {
         "energy_kwh": view.summary.energy_kwh,
         "emissions_kg_co2e": view.summary.emissions_kg_co2e,

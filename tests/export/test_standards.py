@@ -44,9 +44,10 @@ from test_frozen import study_data
 from carbonopt.analysis.training_work import trained_tokens, training_work
 from carbonopt.cli.export_command import FORMATS
 from carbonopt.core.errors import BadInput
-from carbonopt.core.trial import Attempt, NodeReadings, TrialState
+from carbonopt.core.trial import Attempt, NodeReadings, StopReason, TrialState
 from carbonopt.export.emissions_csv import COLUMNS
 from carbonopt.report.data_files import data_files
+from carbonopt.report.paper.paper_text import checklist
 from carbonopt.report.standards import (
     STANDARDS,
     croissant_of,
@@ -182,8 +183,13 @@ def test_a_replay_has_the_forms_that_need_no_hardware():
     assert "tracking_mode" in rows(replay)[0] and rows(replay)[0]["tracking_mode"] == ""
 
 
-def test_without_a_recommendation_only_the_table_of_trials_is_written():
-    assert standard_files(StudyView(gpu_study(pruned(0)))).keys() == {"emissions.csv"}
+def test_forms_of_the_whole_study_need_no_trial_that_met_the_target():
+    missed = gpu_study(pruned(0))
+    of_the_study = {"emissions.csv", "boamps.json", "sci.json"}
+    assert standard_files(StudyView(missed)).keys() == of_the_study
+    assert known(missed, "sci")["energy_kwh"] == missed.spent_kwh()
+    assert known(missed, "boamps")["measures"][0]["powerConsumption"] == missed.spent_kwh()
+    assert "measuredAccuracy" not in known(missed, "boamps")["task"]
     assert standard_files(StudyView(gpu_study(on_gpu(0)))).keys() == {
         *("emissions.csv", "boamps.json", "sci.json", "annex-xi.md", "annex-xi.json")
     }
@@ -205,7 +211,7 @@ def test_a_pipeline_has_a_report_for_each_step_and_the_sum():
     with pytest.raises(BadInput, match="sft, dpo"):
         pipeline_text(view, "model-card")
     missed = view_of(sft=SFT, dpo=with_start(trial(0, perplexity=9.0)))
-    assert json.loads(pipeline_text(missed, "sci"))["steps"].keys() == {"sft"}
+    assert json.loads(pipeline_text(missed, "sci"))["steps"].keys() == {"sft", "dpo"}
 
 
 def test_the_command_prints_a_form_or_says_why_not(finished_study):
@@ -220,10 +226,10 @@ def test_the_command_prints_a_form_or_says_why_not(finished_study):
 def test_nothing_recommended_ends_with_exit_code_3(tmp_path, table, write_study):
     raw = {**study_over(table), "target": {"perplexity": 1.5}, "budget": {"trials": 2}}
     assert within("run", write_study(raw), "--out", tmp_path / "out").returncode == 3
-    for form in ("sci", "model-card"):
-        done = within("export", tmp_path / "out", "--format", form)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
-    assert within("export", tmp_path / "out", "--format", "codecarbon").returncode == 0
+    done = within("export", tmp_path / "out", "--format", "model-card")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    for form in ("codecarbon", "sci"):
+        assert within("export", tmp_path / "out", "--format", form).returncode == 0
 
 
 # ----------------------------------------------------------------------------------------------
@@ -306,9 +312,25 @@ def test_devices_that_wait_for_the_hours_of_a_schedule_are_the_studys():
     data = gpu_study(on_gpu(0), sessions=(session,), **carbon(embodied=EMBODIED))
     work = training_work(data)
     assert (work.wall_clock_s, work.device_s) == (70, 3670)
+    assert (work.waited_s, work.elapsed_s) == (3600, 3670)
+    whole = known(data, "annex-xi")["whole_study"]
+    assert whole["hardware_days"] - whole["wall_clock_days"] == pytest.approx(3600 / 86400)
+    assert whole["waiting_days"] == pytest.approx(3600 / 86400)
+    paper = checklist(StudyView(data))
+    assert all(time in paper for time in ("1 h 00 min", "1 min 10 s", "1 h 01 min"))
     assert known(data, "sci")["embodied"]["gpu_s"] == 3670
     # Its energy includes that of the wait, so its duration does.
     assert known(data, "boamps")["measures"][0]["measurementDuration"] == 3670
+
+
+def test_tokens_and_counts_of_trials_and_probes_are_told_apart():
+    probe = on_gpu(0, state=TrialState.PRUNED, stop_reason=StopReason.PROBE)
+    data = gpu_study(on_gpu(0), on_gpu(1), probes=(probe,))
+    assert known(data, "sci")["training_tokens"] == 300
+    assert known(data, "sci")["training_tokens_of"] == {"trials": 200, "probes": 100}
+    runs = "2 trials and 1 probe"
+    assert runs in known(data, "boamps")["task"]["taskDescription"]
+    assert runs in text(data, "model-card") and runs in checklist(StudyView(data))
 
 
 # ----------------------------------------------------------------------------------------------
