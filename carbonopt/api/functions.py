@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from carbonopt.api.opened_study import Study
 from carbonopt.api.study_folder import pipeline_in, read_study_folder
-from carbonopt.core.errors import BadInput
+from carbonopt.core.errors import BadInput, StudyInterrupted, shortened
 from carbonopt.core.files import user_path
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.storage.paths import StudyPaths
@@ -60,6 +60,11 @@ def run(
     from carbonopt.engines.slurm import needs_jobs
 
     _check_storage(storage)
+    if should_stop is not None and not callable(should_stop):
+        raise BadInput(
+            "should_stop must be a function without arguments that returns whether to stop, but is"
+            f" {shortened(should_stop)}; give one, or leave it out."
+        )
     study, text = _study_and_text(config)
     if needs_jobs(study):
         raise BadInput(
@@ -67,7 +72,14 @@ def run(
             " carbonopt run STUDY.yaml"
         )
     paths = StudyPaths.default(study.name) if out is None else StudyPaths(user_path(out, "out"))
-    data, _ = call_study(_caller(should_stop), study, text, paths, storage)
+    try:
+        data, _ = call_study(_caller(should_stop), study, text, paths, storage)
+    except StudyInterrupted:
+        # The error's own text says what to type.
+        raise StudyInterrupted(
+            f"{study.name} was interrupted; make the same call again to resume it."
+            f" carbonopt.load({str(paths.root)!r}) reads what it has stored."
+        ) from None
     return Study(paths, data)
 
 

@@ -49,12 +49,12 @@ class Study:
 
         The columns and units are those of `data/trials.csv` in the report: energies in kWh without
         PUE, emissions in kg CO2e with it, durations in s. What was not measured is missing (NaN,
-        None), never 0.
+        None), never 0. Columns of parameters, and of a failure's or a forecast's parts, are there
+        if a trial has them; the others always are.
         """
-        from carbonopt.report.data_files import trials_table
+        from carbonopt.report.data_files import trials_table, usual_columns
 
-        table: pandas.DataFrame = trials_table(self._data.records).to_pandas()
-        return table
+        return _with_columns(trials_table(self._data.records).to_pandas(), usual_columns()[0])
 
     @cached_property
     def evaluations(self) -> "pandas.DataFrame":
@@ -63,10 +63,9 @@ class Study:
         The columns and units are those of `data/evaluations.csv` in the report; `trial` is the
         trial's number, and `train_energy_kwh` is the training energy in kWh until then.
         """
-        from carbonopt.report.data_files import evaluations_table
+        from carbonopt.report.data_files import evaluations_table, usual_columns
 
-        table: pandas.DataFrame = evaluations_table(self._data.records).to_pandas()
-        return table
+        return _with_columns(evaluations_table(self._data.records).to_pandas(), usual_columns()[1])
 
     def recommend(self, target: float | None = None) -> Recommended:
         """Return the configuration that meets the target with the least emissions.
@@ -163,6 +162,12 @@ class Study:
 
             LOG.warning("%s: %s", self.name, DRAFT)
         return _written(texts, into)
+
+
+def _with_columns(table: "pandas.DataFrame", names: list[str]) -> "pandas.DataFrame":
+    """Return a table with these columns, too, which are empty where it has none of the name."""
+    missing = [name for name in names if name not in table]
+    return table.reindex(columns=[*table.columns, *missing]) if missing else table
 
 
 def _written(texts: Mapping[str, str], folder: Path) -> list[Path]:

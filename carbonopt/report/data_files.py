@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.core.csv_table import csv_table
-from carbonopt.core.trial import TrialRecord
+from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.quality import PERPLEXITY
+from carbonopt.core.trial import Durations, Energy, QualityResult, TrialRecord, TrialState
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,6 +51,27 @@ def trials_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
 def evaluations_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
     """Return the table of `EVALUATIONS_CSV`, a row for each evaluation."""
     return _table(_evaluation_rows(_rows(records)))
+
+
+def usual_columns() -> tuple[list[str], list[str]]:
+    """Return the columns that tables of trials and of evaluations have, but for parameters.
+
+    A table has them only if one of its trials does: a study without trials has none.
+    """
+    durations = {"train": 0.0, "setup": 0.0, "eval": 0.0, "total": 0.0}
+    example = TrialRecord(
+        trial=0,
+        state=TrialState.COMPLETE,
+        seed=0,
+        params=TrialParams.from_record({}),
+        quality=QualityResult.named(PERPLEXITY),
+        energy_kwh=Energy(**durations),
+        duration_s=Durations(**durations),
+        evals=(EvalPoint.of(PERPLEXITY, 0.0, 1, step=0, tokens=0),),
+    )
+    rows = _rows([example])
+    columns = [name for name in _columns(_trial_rows(rows)) if not name.startswith("params.")]
+    return columns, _columns(_evaluation_rows(rows))
 
 
 def _rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:

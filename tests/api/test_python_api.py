@@ -24,6 +24,8 @@ import pytest
 import yaml
 from commands import within
 from matplotlib.figure import Figure
+from small_studies import study as small_study
+from small_studies import trial
 
 import carbonopt
 from carbonopt.api.export_forms import FORMATS
@@ -237,6 +239,31 @@ def test_what_is_no_text_is_refused(value: Any, study: carbonopt.Study, replay_s
             call()
 
 
+def test_no_function_that_stops_is_refused_before_anything_is_made(
+    replay_study: dict, tmp_path: Path
+) -> None:
+    for value in (3, threading.Event(), True):
+        with pytest.raises(carbonopt.BadInput, match="should_stop must"):
+            carbonopt.run(replay_study, tmp_path / "out", should_stop=value)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+def test_tables_have_their_columns_without_a_trial(tmp_path: Path, study: carbonopt.Study) -> None:
+    unmeasured = trial(0, energy_kwh=None, duration_s=None, emissions_kg_co2e=None, evals=())
+    for records in ((), (unmeasured,)):
+        opened = carbonopt.Study(StudyPaths(tmp_path), small_study(*records))
+        expected = {
+            name
+            for name in study.trials
+            if name.partition(".")[0] not in ("params", "forecast", "failure")
+        }
+        assert expected <= set(opened.trials)
+        assert set(study.evaluations) == set(opened.evaluations)
+        rows = opened.trials[["trial", "state", "quality.value", "energy_kwh.train"]]
+        assert (len(rows), len(opened.evaluations)) == (len(records), 0)
+        assert rows["energy_kwh.train"].isna().all()
+
+
 def test_what_is_no_study_is_refused(tmp_path: Path, write_study: Any) -> None:
     with pytest.raises(carbonopt.BadInput, match=str(tmp_path)):
         carbonopt.load(tmp_path)
@@ -372,6 +399,7 @@ def test_a_study_runs_in_a_thread_and_can_be_stopped(wide_replay: dict, tmp_path
             if stop is not None:
                 assert 3 <= len(carbonopt.load(tmp_path / "out").trials) < 25
     assert isinstance(ended[0], carbonopt.StudyInterrupted)
+    assert "call again" in str(ended[0]) and str(tmp_path / "out") in str(ended[0])
     assert len(ended[1].trials) == 25 and ended[1].ended is not None
     assert {number: signal.getsignal(number) for number in before} == before
 
