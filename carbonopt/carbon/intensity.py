@@ -61,6 +61,14 @@ def countries() -> tuple[Intensity, ...]:
     return tuple(intensity for intensity in mixes if intensity.g_co2e_per_kwh > 0)
 
 
+def country_code(name: str) -> str | None:
+    """Return a country's code by its code or English name in any case; None: it isn't known."""
+    wanted = name.strip().casefold()
+    mixes = _data("global_energy_mix.json")
+    named = (code for code, row in mixes.items() if row["country_name"].casefold() == wanted)
+    return next(named, wanted.upper() if wanted.upper() in mixes else None)
+
+
 def _intensity(g_co2e_per_kwh: float, what: str, year: int | None, place: str) -> Intensity:
     """Make an intensity from a figure of the bundled data; `what` says what the figure counts."""
     source = f"{what}, from CodeCarbon {_release()}"

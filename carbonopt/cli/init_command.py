@@ -123,6 +123,9 @@ class _Interview:
         from carbonopt.study.new_study import NewStudy
 
         here = Path.cwd()
+        if self.options["--task"] is None and not self.at_terminal:
+            is_script = self.options["--command"] is not None
+            self._check_none_missing(_OF_MODELS if is_script else (*_OF_SCRIPTS, "--reward"))
         data_here = answers.proposed_data(here)
         likely = self._likely_task(data_here)
         task = self._ask("--task", "1/6 Task", likely, answers.check_task)
@@ -138,8 +141,10 @@ class _Interview:
                 columns=self.several[_COLUMN],
                 ask_column=self._ask_column if self.at_terminal else None,
             )
-            builtin = next(iter(answers.builtins_of(task)), None)
-            parts["data"] = self._ask("--data", "2/6 Data", data_here or builtin, look)
+            proposal = answers.proposed_data(here, task) or next(
+                iter(answers.builtins_of(task)), None
+            )
+            parts["data"] = self._ask("--data", "2/6 Data", proposal, look)
             find = partial(answers.find_model, task=task)
             question = "3/6 Model (a folder, OWNER/NAME of the hub, or from_config)"
             parts["model"] = self._ask("--model", question, answers.proposed_model(here), find)
@@ -185,12 +190,17 @@ class _Interview:
         for option in foreign:
             if self.options.get(option) is not None or self.several.get(option):
                 raise BadInput(f"{option} does not go with the task {task}; leave it out.")
+        if not self.at_terminal:
+            self._check_none_missing(foreign)
+
+    def _check_none_missing(self, foreign: Sequence[str]) -> None:
+        """Check that all options are given but those that do not go with the task."""
         missing = [
             option
             for option, given in self.options.items()
-            if given is None and option not in ("--task", *foreign)
+            if given is None and option not in foreign
         ]
-        if missing and not self.at_terminal:
+        if missing:
             raise BadInput(
                 f"without a terminal, options must answer all questions, but"
                 f" {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; give"

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from carbonopt.carbon.intensity import reference_intensity
+from carbonopt.carbon.intensity import country_code, reference_intensity
 from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_file, is_folder, is_there, parsed_json, read_text, user_path
@@ -35,6 +35,8 @@ from carbonopt.train.tasks.task import TASKS, task_class
 _BUILTINS = {"classification": ("digits",), "seq2seq": (), "script": ()}
 _TARGET = re.compile(r"(?:(?P<name>[^\s<>=]+)\s*(?P<sign><=|>=|=)\s*)?(?P<value>\S+)")
 _RANGE = re.compile(r"(?P<low>[^\s,]+?)\.\.(?P<high>[^\s,]+)")
+_BUDGET = re.compile(r"(?P<number>.+?)(?P<unit>h|hours?|trials?)?")
+_MOST_PROPOSED = 20  # files that are looked at for a proposal
 _MAX_CONFIG_MIB = 4
 _MAX_REWARD_MIB = 4
 # Proposals of targets that do not come from the user's data.
@@ -88,10 +90,31 @@ def look_at_data(
             named[unknown.role.key] = ask_column(unknown.role.key, unknown.columns)
 
 
-def proposed_data(folder: Path) -> str | None:
-    """Return the data file in a folder that is likely meant, from there; None: it has none."""
+def proposed_data(folder: Path, task: str | None = None) -> str | None:
+    """Return the data file in a folder that is likely meant, from there; None: it has none.
+
+    It is the first whose columns are known to a task, or else the first.
+
+    Args:
+        folder: The folder; its folder `data` counts if it has no data file itself.
+        task: The task; None: any.
+    """
     files = data_files_in(folder) or data_files_in(folder / "data")
-    return None if not files else typed(files[0].relative_to(folder))
+    if not files:
+        return None
+    known = (file for file in files[:_MOST_PROPOSED] if _has_known_columns(file, task))
+    return typed(next(known, files[0]).relative_to(folder))
+
+
+def _has_known_columns(file: Path, task: str | None) -> bool:
+    try:
+        source = find_data(str(file), ())
+        if task is None:
+            return source.is_plain_text or likely_task(source) is not None
+        choose_columns(task, source, {})
+    except BadInput:
+        return False
+    return True
 
 
 def proposed_task(answer: str | None) -> str:
@@ -229,21 +252,25 @@ def check_country(answer: str) -> str:
     try:
         carbon = Carbon(country=answer)
     except ValidationError as error:
-        raise BadInput(f"--country: {first_error(error)}") from error
+        code = country_code(answer)
+        meant = "" if code is None else f"; did you mean {code}?"
+        raise BadInput(f"--country: {first_error(error)}{meant}") from error
     reference_intensity(carbon)
     return answer
 
 
 def parse_budget(answer: str) -> dict[str, Any]:
-    """Return the budget of an answer such as `20`, `8h` or `20 8h`.
+    """Return the budget of an answer such as `20`, `8h`, `20 8h` or `20 trials, 8 hours`.
 
     Raises:
         BadInput: if it is none.
     """
     budget: dict[str, Any] = {}
-    for word in answer.replace(",", " ").split():
-        key, digits = ("hours", word[:-1]) if word.endswith("h") else ("trials", word)
-        value = _number(digits)
+    joined = re.sub(r"\s+(?=(?:h|hours?|trials?)\b)", "", answer.replace(",", " "))
+    for word in joined.split():
+        part = _BUDGET.fullmatch(word)
+        key = "hours" if part is not None and (part["unit"] or "").startswith("h") else "trials"
+        value = None if part is None else _number(part["number"])
         is_count = key == "hours" or isinstance(value, int)
         if key in budget or value is None or value <= 0 or not is_count:
             break

@@ -19,7 +19,7 @@ import yaml
 from commands import refusal, within
 
 from carbonopt.study import new_study
-from carbonopt.study.init_answers import parse_values
+from carbonopt.study.init_answers import parse_budget, parse_values, proposed_data
 from carbonopt.study.study_file import load_study
 from carbonopt.study.study_schema import study_schema
 from carbonopt.train.tasks.task import TASKS
@@ -338,6 +338,30 @@ def test_a_wrong_answer_is_asked_for_again(here: Path) -> None:
         assert word in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("answer", "budget"),
+    [
+        ("5 trials", {"trials": 5}),
+        ("1 trial", {"trials": 1}),
+        ("0.5 hours", {"hours": 0.5}),
+        ("20 trials, 8 h", {"trials": 20, "hours": 8}),
+        ("8h 20", {"trials": 20, "hours": 8}),
+    ],
+)
+def test_a_budget_may_have_its_units_in_words(answer: str, budget: dict[str, Any]) -> None:
+    assert parse_budget(answer) == budget
+
+
+def test_the_file_whose_columns_the_task_knows_is_proposed(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,b\n1,2\n")
+    assert proposed_data(tmp_path) == proposed_data(tmp_path, "causal_lm") == "train.csv"
+    write_rows(tmp_path / "train.jsonl", [{"text": "a"}])
+    assert proposed_data(tmp_path) == proposed_data(tmp_path, "causal_lm") == "train.jsonl"
+    write_rows(tmp_path / "other.jsonl", [{"text": "a", "label": "b"}])
+    assert proposed_data(tmp_path, "causal_lm") == "train.jsonl"
+    assert proposed_data(tmp_path, "classification") == "other.jsonl"
+
+
 def test_a_column_without_a_usual_name_is_asked_for(here: Path) -> None:
     write_rows(here / "odd.jsonl", ({"words": command_of(i), "kind": i % 2} for i in range(ROWS)))
     done = typed(
@@ -429,7 +453,9 @@ def _take_terminal() -> None:
 
 
 def test_missing_options_are_named_where_nobody_can_be_asked(here: Path) -> None:
-    assert "--task is missing" in refusal("init")
+    common = "--target, --gpus, --country, --budget are missing"
+    assert f"--task, --data, --model, {common}" in refusal("init")
+    assert f"--task, {common}" in refusal("init", "--command", COMMAND)
     assert "--data, --model, --target, --gpus, --country, --budget are missing" in refusal(
         "init", "--task", "sft"
     )
@@ -486,12 +512,16 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
     ("sft", "--data", "one.jsonl", ["eval_fraction", "1"]),
     ("sft", "--gpus", "first", ["--gpus", "'first'"]),
     ("sft", "--gpus", "0,0", ["--gpus", "differ"]),
-    ("sft", "--country", "Germany", ["--country", "'Germany'"]),
+    ("sft", "--country", "Germany", ["--country", "'Germany'", "DEU"]),
+    ("sft", "--country", "deu", ["--country", "'deu'", "DEU"]),
     ("sft", "--country", "XYZ", ["country", "XYZ"]),
     ("sft", "--budget", "0", ["--budget", "'0'"]),
     ("sft", "--budget", "1.5", ["--budget", "'1.5'"]),
     ("sft", "--budget", "3h 4h", ["--budget", "3h 4h"]),
     ("sft", "--budget", "", ["--budget", "''"]),
+    ("sft", "--budget", "5 trials 6 trials", ["--budget", "'5 trials 6 trials'"]),
+    ("sft", "--budget", "5 trails", ["--budget", "'5 trails'"]),
+    ("sft", "--budget", "hours", ["--budget", "'hours'"]),
     ("sft", "--column", "prompt_column=words", ["prompt_column", "words"]),
     ("sft", "--column", "label_column=prompt", ["label_column"]),
     ("sft", "--column", "prompt", ["--column", "NAME=VALUE"]),
