@@ -60,11 +60,7 @@ def run(
     from carbonopt.engines.slurm import needs_jobs
 
     _check_storage(storage)
-    if should_stop is not None and not callable(should_stop):
-        raise BadInput(
-            "should_stop must be a function without arguments that returns whether to stop, but is"
-            f" {shortened(should_stop)}; give one, or leave it out."
-        )
+    caller = _caller(should_stop)
     study, text = _study_and_text(config)
     if needs_jobs(study):
         raise BadInput(
@@ -73,7 +69,7 @@ def run(
         )
     paths = StudyPaths.default(study.name) if out is None else StudyPaths(user_path(out, "out"))
     try:
-        data, _ = call_study(_caller(should_stop), study, text, paths, storage)
+        data, _ = call_study(caller, study, text, paths, storage)
     except StudyInterrupted:
         # The error's own text says what to type.
         raise StudyInterrupted(
@@ -144,11 +140,20 @@ def _study_and_text(
 
 
 def _caller(should_stop: Callable[[], bool] | None) -> "Caller":
-    """Return a caller that is part of another program."""
+    """Return a caller that is part of another program.
+
+    Raises:
+        BadInput: If `should_stop` can't be called.
+    """
     from carbonopt.api.logging_display import LoggingDisplay
     from carbonopt.api.study_call import Caller
     from carbonopt.study.stop_request import interruptible
 
+    if should_stop is not None and not callable(should_stop):
+        raise BadInput(
+            "should_stop must be a function without arguments that returns whether to stop, but is"
+            f" {shortened(should_stop)}; give one, or leave it out."
+        )
     asked = should_stop if should_stop is not None else lambda: False
     return Caller(
         display=lambda config: LoggingDisplay(),

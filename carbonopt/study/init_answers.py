@@ -253,7 +253,7 @@ def check_country(answer: str) -> str:
         carbon = Carbon(country=answer)
     except ValidationError as error:
         code = country_code(answer)
-        meant = "" if code is None else f"; did you mean {code}?"
+        meant = "" if code is None else f" Did you mean {code}?"
         raise BadInput(f"--country: {first_error(error)}{meant}") from error
     reference_intensity(carbon)
     return answer
