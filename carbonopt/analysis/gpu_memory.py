@@ -16,9 +16,9 @@ from carbonopt.core.dimensions import TrainingParams, affecting
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.core.values import Frozen, Scalar
-from carbonopt.space.search_space import SearchSpace, is_integer
+from carbonopt.space.search_space import ENUMERATION_LIMIT, SearchSpace, all_values, is_integer
 from carbonopt.spec.model_memory import Activations, MemoryProfile, ModelMemory, Moment
-from carbonopt.spec.space_settings import Range, values_of
+from carbonopt.spec.space_settings import Domain, Range, values_of
 from carbonopt.spec.study_data import StudyData
 
 # Workspace of cuBLAS on Hopper. PyTorch allocates it once for each stream and each thread that uses
@@ -31,6 +31,8 @@ _ALL_REDUCED_ELEMENTS = 500_000_000
 # process, which waits beside.
 USABLE_SHARE = 0.9
 GPU_NUMBERS = (1, 2, 4, 8, 16, 32, 64)  # numbers of GPUs for which the need is estimated, too
+# Dimensions that decide together which batches can exist.
+_BATCHES = ("global_batch_size", "micro_batch_size_per_gpu", "num_generations")
 _MASTER_BYTES = 4  # bytes of a float32 weight or gradient, which the optimizer works on
 
 
@@ -168,26 +170,29 @@ def checkpoint_bytes(space: SearchSpace, memory: ModelMemory) -> tuple[int, int]
     return min(sizes), max(sizes)
 
 
-def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
+def needs(
+    space: SearchSpace, memory: ModelMemory, gpus: int | None = None
+) -> tuple[MemoryNeed, ...]:
     """Return the need of every combination in the space that can exist, as far as memory differs.
 
     A range counts with both of its ends.
+
+    Args:
+        gpus: Number of GPUs of every trial; None: the numbers that the space has.
     """
-    # The global batch decides whether gradients are accumulated.
-    decisive = (*affecting("memory"), "global_batch_size")
+    numbers: list[Scalar] = [space.world_size if gpus is None else gpus]
+    if gpus is None and (domain := space.dimensions["world_size"]) is not None:
+        numbers = all_values("world_size", domain) or _ends("world_size", domain)
+    # Of a setting that makes no difference to memory, one value is enough.
     values = {
-        name: _ends(name, domain) if isinstance(domain, Range) else list(values_of(domain))
+        name: _ends(name, domain)[: None if name in affecting("memory") else 1]
         for name, domain in space.dimensions.free().items()
-        if name in decisive
-    }
-    indifferent = {
-        name: domain.low if isinstance(domain, Range) else domain.choices[0]
-        for name, domain in space.dimensions.free().items()
-        if name not in decisive
+        if name not in (*_BATCHES, "world_size")
     }
     by_setting: dict[str, MemoryNeed] = {}
-    for combination in itertools.product(*values.values()):
-        setting = {**dict(zip(values, combination, strict=True)), **indifferent}
+    batches = [each for number in numbers for each in _batches(space, int(number))]
+    for batch, combination in itertools.product(batches, itertools.product(*values.values())):
+        setting = {**batch, **dict(zip(values, combination, strict=True))}
         if space.rule_broken(setting) is None:
             params = TrainingParams.of(space.params(setting))
             if (estimated := estimate(params, memory)) is not None:
@@ -195,6 +200,36 @@ def needs(space: SearchSpace, memory: ModelMemory) -> tuple[MemoryNeed, ...]:
                     _decisive(params), MemoryNeed(params=params, estimate=estimated)
                 )
     return tuple(by_setting.values())
+
+
+def _batches(space: SearchSpace, gpus: int) -> list[dict[str, Scalar]]:
+    """Return the batch sizes that can exist on a number of GPUs, as far as memory differs.
+
+    The global batch must be a multiple of micro batch × GPUs. Memory differs by the micro batch and
+    by whether gradients are accumulated.
+    """
+    domains = {name: domain for name in _BATCHES if (domain := space.dimensions[name]) is not None}
+    values = {
+        name: all_values(name, domain) or _ends(name, domain) for name, domain in domains.items()
+    }
+    if math.prod(map(len, values.values())) > ENUMERATION_LIMIT:
+        values = {name: _ends(name, domain) for name, domain in domains.items()}
+    different: dict[tuple[bool, int], dict[str, Scalar]] = {}
+    for sizes in itertools.product(*values.values()):
+        batch = dict(zip(values, sizes, strict=True))
+        whole = int(batch["global_batch_size"])
+        micro = int(batch.get("micro_batch_size_per_gpu", max(1, whole // gpus)))
+        if whole % (micro * gpus) == 0 and whole % int(batch.get("num_generations", 1)) == 0:
+            accumulates = whole > micro * gpus
+            different.setdefault((accumulates, micro), {**batch, "world_size": gpus})
+    if not isinstance(domains.get("micro_batch_size_per_gpu", domains["global_batch_size"]), Range):
+        return list(different.values())
+    # Of a range, the smallest and the largest micro batch, with and without accumulation.
+    ends = []
+    for accumulates in (False, True):
+        if keys := [key for key in different if key[0] is accumulates]:
+            ends += [min(keys), max(keys)]
+    return [different[key] for key in dict.fromkeys(ends)]
 
 
 def differing_settings(every: Iterable[TrainingParams], but: Collection[str]) -> list[str]:
@@ -208,31 +243,20 @@ def differing_settings(every: Iterable[TrainingParams], but: Collection[str]) ->
     return [name for name in others if len({getattr(params, name) for params in every}) > 1]
 
 
-def _ends(name: str, domain: Range) -> list[Scalar]:
+def _ends(name: str, domain: Domain) -> list[Scalar]:
+    """Return a range's ends, or all values of another domain."""
+    if not isinstance(domain, Range):
+        return list(values_of(domain))
     return [int(end) if is_integer(name, domain) else end for end in (domain.low, domain.last)]
 
 
 def needs_by_gpus(space: SearchSpace, memory: ModelMemory) -> dict[int, tuple[MemoryNeed, ...]]:
     """Return the needs by number of GPUs, for the space's own number and GPU_NUMBERS.
 
-    The combinations are the same ones, but their global batches grow with the number.
+    A number has the configurations of the space that can exist with so many GPUs, if there are any.
     """
-    configurations_here = [need.params for need in needs(space, memory)]
-    by_gpus = {}
-    for gpus in sorted({space.world_size, *GPU_NUMBERS}):
-        configurations = [_on_gpus(params, gpus) for params in configurations_here]
-        estimates = [(params, estimate(params, memory)) for params in configurations]
-        by_gpus[gpus] = tuple(
-            MemoryNeed(params=params, estimate=needed)
-            for params, needed in estimates
-            if needed is not None
-        )
-    return by_gpus
-
-
-def _on_gpus(params: TrainingParams, gpus: int) -> TrainingParams:
-    batch = params.micro_batch_size_per_gpu * gpus * params.gradient_accumulation_steps
-    return params.model_copy(update={"world_size": gpus, "global_batch_size": batch})
+    numbers = sorted({space.world_size, *GPU_NUMBERS})
+    return {gpus: needs(space, memory, gpus) for gpus in numbers}
 
 
 def measured_memory(data: StudyData) -> tuple[MeasuredMemory, ...] | None:

@@ -26,6 +26,7 @@ _LABEL, _INDENT = "  memory      ", " " * 14
 # whether the study fits.
 _SHOWN_GPUS = 8
 _TOO_MUCH = "*"
+_NONE = "–"  # where no such configuration can exist
 _ALWAYS_SHOWN = ("zero_stage", "offload")
 _COLUMNS = ("world_size", "micro_batch_size_per_gpu")  # settings with columns of their own
 _NEEDS_GIB = "give --gpu-memory GIB"
@@ -99,7 +100,6 @@ def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) ->
         *_ALWAYS_SHOWN,
         *differing_settings((need.params for need in every), (*_ALWAYS_SHOWN, *_COLUMNS)),
     ]
-    sizes = sorted({need.params.micro_batch_size_per_gpu for need in every})
     grouped: defaultdict[tuple[str, ...], list[MemoryNeed]] = defaultdict(list)
     for gpus, needs in by_gpus.items():
         own, asked = (
@@ -110,6 +110,8 @@ def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) ->
             # Without ZeRO, all GPUs hold the same, however many there are.
             if own or (asked and need.params.zero_stage > 0):
                 grouped[str(gpus), *(_setting(need, name) for name in names)].append(need)
+    shown = [need for alike in grouped.values() for need in alike]
+    sizes = sorted({need.params.micro_batch_size_per_gpu for need in shown})
     labels = [DIMENSIONS[name].label for name in names]
     parts = [name for name in MemoryEstimate.model_fields if name != "peak_gib"]
     rows = [
@@ -132,11 +134,14 @@ def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) ->
         yield _INDENT + "  ".join(
             cell.rjust(width) for cell, width in zip(row, widths, strict=True)
         )
-    note = (
-        "at N: the most at one moment with a micro batch of N; each part, of the largest one, by"
-        " itself"
+    yield (
+        f"{_INDENT}at N: the most at one moment with a micro batch of N; each part, of the largest"
+        " one, by itself"
     )
-    yield f"{_INDENT}{note}{f'; {_TOO_MUCH} does not fit' if gpu_memory_gib is not None else ''}"
+    if any(_NONE in row for row in rows):
+        yield f"{_INDENT}{_NONE}: no global batch is a multiple of micro batch × GPUs"
+    if any(cell.endswith(_TOO_MUCH) for row in rows for cell in row):
+        yield f"{_INDENT}{_TOO_MUCH}: does not fit"
 
 
 def _setting(need: MemoryNeed, name: str) -> str:
@@ -145,9 +150,9 @@ def _setting(need: MemoryNeed, name: str) -> str:
 
 
 def _peak(needs: Sequence[MemoryNeed], gpu_memory_gib: float | None) -> str:
-    """Return the largest need, with or without gradient accumulation; empty if there is none."""
+    """Return the largest need, with or without gradient accumulation; a dash if there is none."""
     if not needs:
-        return ""
+        return _NONE
     most = max(needs, key=lambda need: need.estimate.peak_gib)
     fits = gpu_memory_gib is None or most.fits(gpu_memory_gib)
     return fmt.memory_text(most.estimate.peak_gib) + ("" if fits else _TOO_MUCH)

@@ -153,7 +153,7 @@ def space(**domains) -> SearchSpace:
         "epochs": 1,
         "precision": "bf16",
     }
-    return SearchSpace(Space(**given, **domains), world_size=1, on_gpu=True)
+    return SearchSpace(Space(**given | domains), world_size=1, on_gpu=True)
 
 
 def test_needs_are_those_of_the_space_that_can_exist() -> None:
@@ -192,7 +192,8 @@ def test_an_evaluation_of_averaged_weights_lays_the_models_own_aside() -> None:
 
 def test_more_gpus_need_less_each_only_with_zero() -> None:
     by_gpus = needs_by_gpus(
-        space(zero_stage={"choices": [0, 2]}, micro_batch_size_per_gpu=1), model()
+        space(zero_stage={"choices": [0, 2]}, micro_batch_size_per_gpu=1, global_batch_size=128),
+        model(),
     )
     assert list(by_gpus) == [1, 2, 4, 8, 16, 32, 64]
 
@@ -207,6 +208,66 @@ def test_more_gpus_need_less_each_only_with_zero() -> None:
     assert len(set(peaks(0))) == 1
     assert peaks(2) == sorted(peaks(2), reverse=True) and len(set(peaks(2))) == 7
     assert all(isinstance(need, MemoryNeed) for needs in by_gpus.values() for need in needs)
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        (
+            {"global_batch_size": 64, "micro_batch_size_per_gpu": 16},
+            {1: {(16, 4)}, 2: {(16, 2)}, 4: {(16, 1)}},
+        ),
+        # Without a micro batch, each GPU has its part of the global batch.
+        (
+            {"global_batch_size": {"choices": [4, 8, 64]}},
+            {
+                1: {(4, 1), (8, 1), (64, 1)},
+                2: {(2, 1), (4, 1), (32, 1)},
+                4: {(1, 1), (2, 1), (16, 1)},
+                8: {(1, 1), (8, 1)},
+                16: {(4, 1)},
+                32: {(2, 1)},
+                64: {(1, 1)},
+            },
+        ),
+        # Neither end of the range is a multiple of 16.
+        (
+            {"global_batch_size": {"low": 8, "high": 72}, "micro_batch_size_per_gpu": 16},
+            {1: {(16, 1), (16, 2)}, 2: {(16, 1), (16, 2)}, 4: {(16, 1)}},
+        ),
+        (
+            {"global_batch_size": 64, "micro_batch_size_per_gpu": {"low": 3, "high": 40}},
+            {
+                1: {(4, 16), (32, 2)},
+                2: {(4, 8), (16, 2), (32, 1)},
+                4: {(4, 4), (8, 2), (16, 1)},
+                8: {(4, 2), (8, 1)},
+                16: {(4, 1)},
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_each_number_of_gpus_has_the_batches_that_exist_there(
+    batches: dict, expected: dict[int, set[tuple[int, int]]]
+) -> None:
+    by_gpus = needs_by_gpus(space(zero_stage=2, **batches), model())
+    found = {
+        gpus: {
+            (need.params.micro_batch_size_per_gpu, need.params.gradient_accumulation_steps)
+            for need in needs
+        }
+        for gpus, needs in by_gpus.items()
+        if needs
+    }
+    assert found == expected
+    assert all(need.params.world_size == gpus for gpus, each in by_gpus.items() for need in each)
+
+
+def test_completions_of_a_prompt_divide_the_global_batch() -> None:
+    batches = {"global_batch_size": {"choices": [6, 8]}, "num_generations": {"choices": [5, 4]}}
+    (need,) = needs(space(zero_stage=2, **batches), model())
+    assert (need.params.global_batch_size, need.params.num_generations) == (8, 4)
 
 
 def test_measured_peaks_of_each_rank_stand_beside_the_estimate() -> None:

@@ -247,10 +247,18 @@ def _has_no_estimate(task: TrainerTask, settings: dict[str, Scalar | None]) -> b
 
 
 def _micro_batches(space: Space, world_size: int) -> tuple[int, ...]:
-    """Return the smallest and the largest micro batch size, or the only one."""
-    sizes = [int(size) for size in _ends(space["micro_batch_size_per_gpu"])]
-    sizes = sizes or [max(1, int(size) // world_size) for size in _ends(space["global_batch_size"])]
-    return tuple(sorted({min(sizes), max(sizes)}))
+    """Return the smallest and the largest micro batch size, or the only one that is given.
+
+    Where the space gives none, another number of GPUs has another size: these are then two, which
+    tell what grows with the micro batch from what does not.
+    """
+    if given := [int(size) for size in _ends(space["micro_batch_size_per_gpu"])]:
+        return tuple(sorted({min(given), max(given)}))
+    sizes = [max(1, int(size) // world_size) for size in _ends(space["global_batch_size"])]
+    smallest, largest = min(sizes), max(sizes)
+    if smallest == largest:
+        smallest, largest = max(1, smallest // 2), max(2, largest)
+    return smallest, largest
 
 
 def _ends(domain: Any) -> tuple[Scalar, ...]:
