@@ -100,6 +100,16 @@ def test_the_model_without_numbers_keeps_what_the_model_with_numbers_keeps() -> 
         model.zero_grad(set_to_none=True)
 
 
+def test_settings_that_need_torchao_leave_an_estimate_for_the_others(monkeypatch) -> None:
+    settings = {"precision": "bf16", "torch_compile": True}
+    monkeypatch.setattr(memory_probe, "find_spec", lambda name: None)
+    found = memory_of(WORKLOAD, **settings, float8={"choices": ["none", "rowwise"]})
+    assert [profile.settings["float8"] for profile in found.profiles] == ["none"]
+    assert "carbonopt[float8]" in str(found.left_out)
+    with pytest.raises(BadInput, match=r"carbonopt\[float8\]"):
+        memory_of(WORKLOAD, **settings, float8="rowwise")
+
+
 @pytest.mark.parametrize(
     ("arguments", "states", "in_step"),
     [

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -41,8 +42,6 @@ from carbonopt.train.speed.float8_layers import train_in_float8
 from carbonopt.train.tasks.task import SMALLEST_EVAL_BATCH, task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
-# Settings that have no estimate: how the compiler divides a checkpointed layer can't be followed.
-_WITHOUT_ESTIMATE = "torch_compile with gradient_checkpointing"
 _ELEMENTS = 2**20  # size of the parameter on which an optimizer is tried
 _MOST_COMPILED = 10_000  # versions of a function's code, more than a study has settings
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -203,10 +202,11 @@ def model_memory(
     given["overlapped"] = "overlap_comm"
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
-    every = list(_settings(space))
-    known = [settings for settings in every if not _has_no_estimate(task, settings)]
+    obstacles = [(settings, _obstacle(task, settings)) for settings in _settings(space)]
+    known = [settings for settings, obstacle in obstacles if obstacle is None]
+    left_out = "; ".join(dict.fromkeys(filter(None, (obstacle for _, obstacle in obstacles))))
     if not known:
-        raise BadInput(f"there is no estimate for {_WITHOUT_ESTIMATE}")
+        raise BadInput(left_out)
     with refused(sentence, *_UNRUNNABLE):
         probe = Probe(
             task,
@@ -221,7 +221,7 @@ def model_memory(
         profiles=profiles,
         optimizer_bytes_per_parameter=states,
         optimizer_step_bytes_per_parameter=in_step,
-        left_out=None if len(known) == len(every) else _WITHOUT_ESTIMATE,
+        left_out=left_out or None,
         **{name: zero[key] for name, key in given.items() if key in zero},
     )
 
@@ -238,12 +238,16 @@ def _settings(space: Space) -> Iterator[dict[str, Scalar | None]]:
             yield settings
 
 
-def _has_no_estimate(task: TrainerTask, settings: dict[str, Scalar | None]) -> bool:
-    """Return whether these settings are those of `_WITHOUT_ESTIMATE`."""
-    return bool(
-        _setting(task, settings, "torch_compile")
-        and _setting(task, settings, "gradient_checkpointing")
-    )
+def _obstacle(task: TrainerTask, settings: dict[str, Scalar | None]) -> str | None:
+    """Return why these settings have no estimate, in words; None if they have one."""
+    in_float8 = settings["float8"] not in (None, "none")
+    if in_float8 and find_spec("torchao") is None:
+        return "float8, which needs torchao; type: pip install 'carbonopt[float8]'"
+    compiles = _setting(task, settings, "torch_compile")
+    if compiles and _setting(task, settings, "gradient_checkpointing"):
+        # How the compiler divides a checkpointed layer can't be followed.
+        return "torch_compile with gradient_checkpointing"
+    return None
 
 
 def _micro_batches(space: Space, world_size: int) -> tuple[int, ...]:
