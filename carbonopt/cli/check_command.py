@@ -62,9 +62,10 @@ def check(
 
 def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answers") -> None:
     """Check and describe a study that is no pipeline."""
+    from carbonopt.study.library_keys import check_library_keys, has_unchecked_keys
     from carbonopt.study.weight_files import check_weights, has_unchecked_weights
 
-    if has_unchecked_weights([(config, ())]):
+    if has_unchecked_weights([(config, ())]) or has_unchecked_keys(config):
         answers.begin()  # its imports and those that follow here take as long as all else
 
     from carbonopt.cli.check_text import describe_study
@@ -78,6 +79,7 @@ def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answer
     begun = None if config.schedule is None else _begun_study(paths, config.name)
     if begun is None:  # one that has begun goes on at once, and is not refused for its schedule
         check_schedule(checked, now_in_utc())
+    check_library_keys(config, answers)
     check_weights([(config, ())], answers)
     print(printable(describe_study(checked, begun)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)

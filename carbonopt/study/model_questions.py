@@ -15,7 +15,7 @@ from carbonopt.engines.process.environment import work_environment
 from carbonopt.engines.process.processes import run_module
 from carbonopt.spec.launch_settings import LocalLaunch
 
-About = Literal["memory", "weights"]  # see `train.models.model_answers`
+About = Literal["keys", "memory", "weights"]  # see `train.models.model_answers`
 
 _PATIENCE_S = 300.0  # enough for torch from a cold network disk, or a large model in many settings
 

@@ -20,6 +20,7 @@ from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.workload_settings import Model, Workload
 from carbonopt.storage.paths import PipelinePaths
 from carbonopt.storage.pipeline_storage import Ledger
+from carbonopt.study.library_keys import check_library_keys
 from carbonopt.study.model_questions import Answers
 from carbonopt.study.session import AsStep
 from carbonopt.study.study_checks import CheckedStudy, check
@@ -79,6 +80,8 @@ def check_pipeline(file: PipelineFile) -> dict[str, CheckedStudy]:
                 )
     with Answers() as answers:
         steps = file.pipeline.pipeline
+        for step in steps:
+            check_library_keys(studies[step.step].config, answers)
         check_weights(((studies[step.step].config, step.needs) for step in steps), answers)
     return studies
 

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.study.answer_cache import CachedAnswer
+from carbonopt.study.library_keys import check_library_keys, has_unchecked_keys
 from carbonopt.study.memory_estimate import ask_memory
 from carbonopt.study.model_questions import Answers
 from carbonopt.study.weight_files import check_weights, has_unchecked_weights
@@ -78,6 +79,38 @@ def test_weights_that_are_refused_are_read_again(
     assert not has_unchecked_weights([(config, ())])
     os.utime(weights, (1, 1))
     assert has_unchecked_weights([(config, ())]), "another file may be there now"
+
+
+@pytest.mark.slow
+def test_keys_that_only_the_libraries_know_are_checked_once(tiny_study: dict, cache: Path) -> None:
+    def study(**workload: object) -> StudyConfig:
+        return StudyConfig.model_validate(
+            {**tiny_study, "workload": {**tiny_study["workload"], **workload}}
+        )
+
+    refused = {
+        "deepspeed.zero_optimisation": {"deepspeed": {"zero_optimisation": {}}},
+        "zero_optimization.stage": {"deepspeed": {"zero_optimization": {"stage": 3}}},
+        "zero_optimization.reduce_bucket_size.*big": {
+            "deepspeed": {"zero_optimization": {"reduce_bucket_size": "big"}}
+        },
+        "train_batch_size.*global_batch_size": {"deepspeed": {"train_batch_size": 4}},
+        "training_arguments.max_gard_norm": {"training_arguments": {"max_gard_norm": 1.0}},
+        "max_steps.*search.space.epochs": {"training_arguments": {"max_steps": 9}},
+    }
+    right = study(
+        deepspeed={"zero_optimization": {"reduce_bucket_size": 1000}},
+        training_arguments={"max_grad_norm": 0.5},
+    )
+    with Answers() as answers:
+        for says, workload in refused.items():
+            with pytest.raises(BadInput, match=says):
+                check_library_keys(study(**workload), answers)
+            assert has_unchecked_keys(study(**workload))
+        check_library_keys(right, answers)
+    assert not has_unchecked_keys(right)
+    check_library_keys(right, NoAnswers())
+    check_library_keys(study(), NoAnswers())
 
 
 def test_an_answer_follows_from_all_that_it_was_made_of(cache: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Answer questions about models that need no GPU, as a program.
 
 `python -m carbonopt.train.models.model_answers` reads questions from standard input, a line of JSON
-each: `["weights", question]` or `["memory", question]`. For each it prints the answer, a line with
+each: `["weights", question]`, for one. For each it prints the answer, a line with
 a string in JSON.
 """
 
@@ -18,10 +18,15 @@ def main() -> None:
         # Looking for garbage among what is imported takes 0.7 of 4.3 s, and there is hardly any.
         gc.disable()
         from carbonopt.train.models import memory_probe, weight_check
+        from carbonopt.train.optim import settings_check
 
         gc.freeze()
         gc.enable()
-        programs = {"weights": weight_check.answer, "memory": memory_probe.answer}
+        programs = {
+            "keys": settings_check.answer,
+            "memory": memory_probe.answer,
+            "weights": weight_check.answer,
+        }
         for line in sys.stdin:
             about, question = json.loads(line)
             print(json.dumps(programs[about](question)), file=answers, flush=True)

@@ -115,7 +115,7 @@ def check_training_arguments(
             refused, has no effect or can't be trained with on this machine; or the space has a
             setting of the schedule that these arguments' scheduler lacks.
     """
-    _check_keys(given, space, kind)
+    check_keys(given, space, kind)
     with refused(
         f"{_PLACE} is not what transformers takes: {{}}.", ValueError, TypeError, ImportError
     ):
@@ -140,7 +140,8 @@ def check_training_arguments(
         arguments.get_process_log_level()
 
 
-def _check_keys(given: dict[str, Any], space: Space, kind: type[TrainingArguments]) -> None:
+def check_keys(given: dict[str, Any], space: Space, kind: type[TrainingArguments]) -> None:
+    """Raise BadInput for a key that can't be set, or a value that no machine could train with."""
     defaults = {field.name: field.default for field in dataclasses.fields(kind) if field.init}
     hints = get_type_hints(kind)
     for key, value in given.items():
