@@ -17,6 +17,7 @@ from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.energy.hardware import describe_hardware
 from carbonopt.space.search_space import SearchSpace
+from carbonopt.spec.model_memory import ModelMemory
 from carbonopt.study.memory_estimate import ask_memory
 from carbonopt.study.model_questions import Answers
 from carbonopt.study.study_checks import CheckedStudy
@@ -63,11 +64,30 @@ def describe_memory(checked: CheckedStudy, gpu_memory_gib: float | None, answers
         f"{_LABEL}GiB on each GPU, estimated ({of_each})",
         *_table(by_gpus, checked.space, gpu_memory_gib),
     ]
+    lines += (f"{_INDENT}{line}" for line in _adapters(answer.memory))
     if answer.memory.left_out is not None:
         lines.append(f"{_INDENT}not estimated: {answer.memory.left_out}")
     if gpu_memory_gib is not None:
         lines += (f"{_INDENT}{line}" for line in _answers(by_gpus, checked.space, gpu_memory_gib))
     return "\n".join(lines)
+
+
+def _adapters(memory: ModelMemory) -> Iterator[str]:
+    """Yield what LoRA trains, by rank, and which ranks are larger than they can be of use."""
+    by_rank = {profile.settings["lora_rank"] or 0: profile for profile in memory.profiles}
+    for rank, profile in sorted(by_rank.items()):
+        if rank == 0:
+            continue
+        trained, parameters = profile.trained_parameters, profile.parameters
+        yield (
+            f"lora_rank {rank}: trains {trained:,} of {parameters:,} parameters"
+            f" ({fmt.percent_text(trained / parameters)})"
+        )
+        if rank > (most := profile.smallest_side) > 0:
+            yield (
+                f"lora_rank {rank} is above {most}, the smallest side of a matrix that it adapts:"
+                " there, a higher rank adds parameters and nothing else"
+            )
 
 
 def describe_checkpoints(checked: CheckedStudy, answers: Answers) -> str:

@@ -46,6 +46,7 @@ class MemoryProfile(Frozen):
     parameters: Whole
     trained_parameters: Whole  # fewer with LoRA
     largest_parameter: Whole  # elements of the largest trained one
+    smallest_side: Whole = 0  # rows or columns, the fewest of a matrix with LoRA; 0: without LoRA
     hidden_parameters: Whole = 0  # trained parameters that Muon makes orthogonal steps for
     muon_step_bytes: Whole = 0  # needed by such a step beside weights, gradients and momenta
     buffer_bytes: Whole  # the model's buffers beside its parameters

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from commands import within
 
+from carbonopt.cli.memory_text import _adapters
+from carbonopt.spec.model_memory import MemoryProfile, ModelMemory
+
 
 def on_gpus(study: dict, **space) -> dict:
     study["launch"] = {"gpus": [97]}
@@ -61,6 +64,33 @@ def test_check_says_what_each_gpu_needs_what_fits_and_how_many_it_takes(
         for row in small.splitlines()
         if re.match(r" +[1248] +2 +none ", row)
     )
+
+
+def test_what_lora_trains_and_a_rank_beyond_its_matrices_are_named() -> None:
+    def said(rank: int | None) -> list[str]:
+        profile = MemoryProfile(
+            settings={"lora_rank": rank},
+            parameters=2_000_000,
+            trained_parameters=11_800,
+            largest_parameter=1,
+            smallest_side=64,
+            buffer_bytes=0,
+            activations=(),
+        )
+        return list(
+            _adapters(
+                ModelMemory(
+                    profiles=(profile,),
+                    optimizer_bytes_per_parameter=8,
+                    optimizer_step_bytes_per_parameter=0,
+                )
+            )
+        )
+
+    assert said(None) == said(0) == []
+    (trained,) = said(64)
+    assert "11,800 of 2,000,000" in trained and "0.59 %" in trained
+    assert [re.findall(r"65|64", line) for line in said(65)] == [["65"], ["65", "64"]]
 
 
 def test_check_on_a_cpu_says_nothing_of_gpus(tiny_study: dict, write_study) -> None:

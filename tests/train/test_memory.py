@@ -132,6 +132,7 @@ def test_lora_trains_its_adapters_alone() -> None:
     linear = [(256, 768), (256, 256), (256, 1024), (1024, 256)] * 4
     assert lora.trained_parameters == sum(4 * (inputs + outputs) for inputs, outputs in linear)
     assert lora.parameters == whole.parameters + lora.trained_parameters
+    assert (whole.smallest_side, lora.smallest_side) == (0, 256)
 
 
 @pytest.mark.slow

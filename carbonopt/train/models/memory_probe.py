@@ -321,6 +321,7 @@ class Probe:
             parameters=weights.parameters,
             trained_parameters=weights.trained,
             largest_parameter=weights.largest,
+            smallest_side=weights.smallest_side,
             hidden_parameters=weights.hidden,
             muon_step_bytes=weights.muon_step_bytes,
             buffer_bytes=weights.buffer_bytes,
@@ -422,6 +423,7 @@ class _Weights:
     parameters: int
     trained: int
     largest: int
+    smallest_side: int
     hidden: int
     muon_step_bytes: int
     buffer_bytes: int
@@ -435,10 +437,22 @@ class _Weights:
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             trained=sum(trained),
             largest=max(trained),
+            smallest_side=_smallest_side(model),
             hidden=sum(matrix.numel() for matrix in hidden),
             muon_step_bytes=_muon_step_bytes(hidden) if hidden else 0,
             buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         )
+
+
+def _smallest_side(model: Any) -> int:
+    """Return the fewest rows or columns of a matrix that has low-rank adapters; 0: none has any."""
+    sides = []
+    for name, parameter in model.named_parameters():
+        if ".lora_A." in name:
+            sides.append(parameter.shape[1])
+        elif ".lora_B." in name:
+            sides.append(parameter.shape[0])
+    return min(sides, default=0)
 
 
 def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]) -> Any:
