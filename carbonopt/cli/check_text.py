@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from carbonopt.analysis.concurrency import price
 from carbonopt.core.format import count_text
@@ -96,8 +97,15 @@ def _workload(config: StudyConfig) -> str:
         files = ", ".join(Path(file).name for file in data.train_files or ())
         parts[-1] += f" on {data.builtin or data.name_or_path or files}"
     if workload.sequence_length is not None:
-        parts.append(f"{workload.sequence_length} tokens a sequence")
-    return ", ".join([*parts, f"{workload.evaluations} evaluations a trial"])
+        parts.append(_lengths(workload.sequence_length, workload.model_extra or {}))
+    return ", ".join([*parts, f"{count_text(workload.evaluations, 'evaluation')} a trial"])
+
+
+def _lengths(sequence_length: int, settings: dict[str, Any]) -> str:
+    target_length = settings.get("max_target_length")
+    if target_length is None:
+        return f"{count_text(sequence_length, 'token')} a sequence"
+    return f"{count_text(sequence_length, 'token')} a source and {target_length} a target"
 
 
 def _quality_source(config: StudyConfig) -> str:
@@ -138,7 +146,8 @@ def _carbon(checked: CheckedStudy) -> str:
         f"{intensity.g_co2e_per_kwh:g} g CO2e/kWh ({source}), PUE {carbon.pue:g}; counts {counted}"
     ]
     if checked.trace is not None:
-        hours = f"{len(checked.trace.g_co2e_per_kwh):,} hours from {checked.trace.start}"
+        length = count_text(len(checked.trace.g_co2e_per_kwh), "hour")
+        hours = f"{length} from {checked.trace.start}"
         lines.append(f"prices the same joules at other hours by {checked.trace.source} ({hours})")
     return _INDENT.join(lines)
 
@@ -191,7 +200,7 @@ def _confirmation(confirm: Confirm) -> str:
     baseline = ", the start's among them" if confirm.baseline else ""
     return (
         f"at most {runs}{baseline}, which budget.trials does not count: the most promising"
-        f" configurations again, each with up to {confirm.seeds} seeds, or new ones"
+        f" configurations again, each with up to {count_text(confirm.seeds, 'seed')}, or new ones"
     )
 
 
