@@ -88,11 +88,7 @@ def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answer
         from carbonopt.cli.memory_text import describe_checkpoints
 
         print(printable(describe_checkpoints(checked, answers)))
-    if (
-        config.launch.trains
-        and checked.is_settled
-        and (config.launch.gpus or gpu_memory is not None)
-    ):
+    if config.launch.trains and (config.launch.gpus or gpu_memory is not None):
         from carbonopt.cli.memory_text import describe_memory
 
         print(printable(describe_memory(checked, gpu_memory, answers)))

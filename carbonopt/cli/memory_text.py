@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from carbonopt.analysis.gpu_memory import (
+    GPU_NUMBERS,
     USABLE_SHARE,
     MemoryEstimate,
     MemoryNeed,
@@ -12,7 +13,7 @@ from carbonopt.analysis.gpu_memory import (
     needs_by_gpus,
 )
 from carbonopt.core import format as fmt
-from carbonopt.core.dimensions import DIMENSIONS
+from carbonopt.core.dimensions import DIMENSIONS, TrainingParams
 from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.energy.hardware import describe_hardware
@@ -43,6 +44,11 @@ def describe_memory(checked: CheckedStudy, gpu_memory_gib: float | None, answers
         gpu_memory_gib: Memory of each GPU. None: that of this machine's GPUs.
         answers: The process that estimates.
     """
+    if not checked.is_settled:
+        return (
+            f"{_LABEL}not estimated: what trials may use is chosen by the preparation of"
+            " `carbonopt run`; `check` estimates it then."
+        )
     if gpu_memory_gib is not None:
         of_each = f"a GPU of {gpu_memory_gib:g} GiB"
     else:
@@ -94,7 +100,8 @@ def describe_checkpoints(checked: CheckedStudy, answers: Answers) -> str:
     """Describe what the checkpoints of a trial take on disk, in a line like `describe_memory`'s."""
     given = checked.config.checkpoint
     assert given is not None
-    label = f"  {'saved':<11} every {fmt.value_text(given.every_minutes)} minutes"
+    minutes = "minute" if given.every_minutes == 1 else "minutes"
+    label = f"  {'saved':<11} every {fmt.value_text(given.every_minutes)} {minutes}"
     answer = ask_memory(checked.config, answers)
     if answer.memory is None:
         return f"{label}; what a checkpoint takes is not estimated: {answer.why_none}"
@@ -189,22 +196,37 @@ def _answers(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float) -> Iter
         else f"{how_many} of it"
     )
     usable = f"{100 * USABLE_SHARE:.0f} % of its memory"
-    yield f"fits on {gpus}: {of_them}, counted as fitting up to {usable}"
+    if own:
+        yield f"fits on {gpus}: {of_them}, counted as fitting up to {usable}"
     enough = next(
         (n for n, needs in by_gpus.items() if any(need.fits(gpu_memory_gib) for need in needs)),
         None,
     )
     if enough is None:
-        yield (
-            f"fewest GPUs: none of up to {max(by_gpus)}; allow smaller micro batches, a higher ZeRO"
-            " stage or offload"
-        )
+        most = max(gpus for gpus, needs in by_gpus.items() if needs)
+        options = _unused_options([need.params for needs in by_gpus.values() for need in needs])
+        advice = f"; you may allow: {', '.join(options)}" if options else ""
+        yield f"fewest GPUs: none of up to {most}{advice}"
         return
     least = min(by_gpus[enough], key=lambda need: need.estimate.peak_gib)
     yield (
         f"fewest GPUs: {enough}; least memory there: {fmt.memory_text(least.estimate.peak_gib)} GiB"
         f" ({_named(least)})"
     )
+
+
+def _unused_options(every: Sequence[TrainingParams]) -> list[str]:
+    """Name what needs less memory and is not in the space, in the words of the study file."""
+    least_batch = min(params.micro_batch_size_per_gpu for params in every)
+    options = {
+        "smaller micro batches": least_batch > 1,
+        "zero_stage 3": all(params.zero_stage < 3 for params in every),
+        "offload: parameters": all(params.offload != "parameters" for params in every),
+        "larger global batches (for more GPUs)": all(
+            params.world_size < max(GPU_NUMBERS) for params in every
+        ),
+    }
+    return [name for name, is_unused in options.items() if is_unused]
 
 
 def _named(need: MemoryNeed) -> str:

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from commands import within
 
-from carbonopt.cli.memory_text import _adapters
+from carbonopt.cli.check_text import _lengths, _workload
+from carbonopt.cli.memory_text import _adapters, _unused_options
+from carbonopt.core.dimensions import TrainingParams
 from carbonopt.spec.model_memory import MemoryProfile, ModelMemory
+from carbonopt.spec.study_config import StudyConfig
 
 
 def on_gpus(study: dict, **space) -> dict:
@@ -91,6 +94,42 @@ def test_what_lora_trains_and_a_rank_beyond_its_matrices_are_named() -> None:
     (trained,) = said(64)
     assert "11,800 of 2,000,000" in trained and "0.59 %" in trained
     assert [re.findall(r"65|64", line) for line in said(65)] == [["65"], ["65", "64"]]
+
+
+def test_only_what_the_space_lacks_is_advised() -> None:
+    given = {"learning_rate": 1e-3, "epochs": 1.0, "world_size": 64}
+
+    def advice(micro_batch: int, **settings: object) -> list[str]:
+        batches = {
+            "micro_batch_size_per_gpu": micro_batch,
+            "global_batch_size": 64 * micro_batch,
+        }
+        params = TrainingParams.model_validate(given | batches | settings)
+        return [option.split()[0] for option in _unused_options([params])]
+
+    assert advice(2) == ["smaller", "zero_stage", "offload:"]
+    assert advice(1, zero_stage=3) == ["offload:"]
+    assert advice(1, zero_stage=3, offload="parameters") == []
+    assert advice(1, zero_stage=3, offload="parameters", world_size=1) == ["larger"]
+
+
+def test_a_space_that_is_still_to_be_chosen_has_no_estimate_and_check_says_so(
+    tiny_study: dict, write_study
+) -> None:
+    tiny_study["search"] = {"space": "auto"}
+    said = within("check", write_study(tiny_study), "--gpu-memory", 24)
+    assert said.returncode == 0, said.stderr
+    (line,) = (line for line in said.stdout.splitlines() if line.startswith("  memory"))
+    assert "carbonopt run" in line
+
+
+def test_check_counts_one_as_one_and_names_both_lengths(tiny_study: dict) -> None:
+    workload = tiny_study["workload"] | {"evaluations": 1}
+    assert _workload(StudyConfig.model_validate(tiny_study | {"workload": workload})).endswith(
+        ", 1 evaluation a trial"
+    )
+    assert re.findall(r"\d+", _lengths(128, {"max_target_length": 512})) == ["128", "512"]
+    assert re.findall(r"\d+", _lengths(128, {})) == ["128"]
 
 
 def test_check_on_a_cpu_says_nothing_of_gpus(tiny_study: dict, write_study) -> None:
