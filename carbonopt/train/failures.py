@@ -32,6 +32,13 @@ _OUT_OF_MEMORY_WORDS = (
 )
 
 
+# Errors of libraries that only name another one: that of the datasets library for any file that it
+# can't read, and those of transformers' configurations for any value that they refuse.
+_WRAPPERS = (
+    "DatasetGenerationError",
+    "StrictDataclassClassValidationError",
+    "StrictDataclassFieldValidationError",
+)
 _PICKLES = "weights_only"  # part of torch's message about objects that it refuses to read
 
 
@@ -103,9 +110,7 @@ def as_bad_input(part: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise BadInput(
-            f"workload.{part} can't be used: {type(error).__name__}: {reason(error)}."
-        ) from error
+        raise BadInput(f"workload.{part} can't be used: {reason(error)}.") from error
 
 
 @contextmanager
@@ -125,8 +130,7 @@ def reason(error: BaseException) -> str:
 
     It has no full stop at its end, and the error's type where the text says nothing by itself.
     """
-    # what the datasets library says of any file that it can't read
-    if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
+    if type(error).__name__ in _WRAPPERS and error.__cause__ is not None:
         return reason(error.__cause__)
     text = one_line(error)
     if _PICKLES in text:  # torch's message suggests to read them all the same

@@ -28,6 +28,7 @@ BERT = {
     "max_position_embeddings": 32,
 }
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
 MAMBA = {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 16}
 T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 
@@ -187,6 +188,9 @@ def test_what_convolutions_and_batch_normalization_can_not_have(searched, says, 
         ("sft", GPT2, {"lora_rank": 4, "attention_implementation": {"choices": ["sdpa", "eager"]}}, None),
         ("sft", MAMBA, {"dropout": {"choices": [0.0, 0.1]}}, "dropout: mamba has none in its configuration"),
         ("sft", {**GPT2, "n_layer": 0}, {}, r"from_config.n_layer must be at least 1, but got 0\.$"),
+        ("sft", {**LLAMA, "num_attention_heads": 0}, {}, r"num_attention_heads must be at least 1, but got 0\.$"),
+        ("sft", {**LLAMA, "num_attention_heads": 5}, {}, r"model can't be used: The hidden size \(16\)"),
+        ("sft", {**LLAMA, "hidden_size": "16"}, {}, r"model can't be used: Field 'hidden_size' expected int"),
         ("sft", {**MAMBA, "num_hidden_layers": -1}, {}, r"num_hidden_layers must be at least 1, but got -1"),
         ("reward", {**T5, "num_decoder_layers": 0}, {}, r"from_config.num_decoder_layers must be at least 1"),
         ("causal_lm", {**GPT2, "n_head": 3}, {}, r"divisible by .*\(got `embed_dim`: 16 and `num_heads`: 3\)\.$"),

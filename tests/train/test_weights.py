@@ -41,9 +41,10 @@ from carbonopt.study.study_file import parse_study
 from carbonopt.study.weight_files import check_weights as check_studies
 from carbonopt.train import rewards
 from carbonopt.train.models import weights
-from carbonopt.train.models.model import with_lora
+from carbonopt.train.models.model import model_config, with_lora
 from carbonopt.train.models.model_kind import CAUSAL_LM, ModelKind
 from carbonopt.train.prepare import PrepareSpec, prepare
+from carbonopt.train.tasks.causal_lm import CausalLMWorkload
 from carbonopt.train.tasks.classification import _IMAGE_KIND, _TEXT_KIND
 from carbonopt.train.tasks.seq2seq import Seq2Seq
 
@@ -266,6 +267,22 @@ def test_a_reward_model_may_have_no_new_head(tmp_path) -> None:
     rewards.check_weights(
         str(saved(tmp_path / "whole", BertForSequenceClassification(BERT))), "reward"
     )
+
+
+@pytest.mark.parametrize("field", ["num_attention_heads", "num_hidden_layers"])
+def test_a_size_of_zero_in_a_folder_is_refused_by_its_name(field, tmp_path) -> None:
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: 0}))
+    workload = CausalLMWorkload.model_validate(
+        {
+            "model": {"name_or_path": str(folder)},
+            "dataset": {"builtin": "python-docs"},
+            "sequence_length": 8,
+        }
+    )
+    with pytest.raises(BadInput, match=rf"{field} must be at least 1, but got 0\."):
+        model_config(CAUSAL_LM, workload, None)
 
 
 @pytest.fixture

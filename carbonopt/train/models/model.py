@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from carbonopt.core.errors import BadInput
+from carbonopt.core.files import parsed_json
 from carbonopt.core.format import count_text
 from carbonopt.core.refusals import hint
 from carbonopt.spec.prepared_folder import PreparedFolder
@@ -37,6 +38,11 @@ _WITH_HEAD = ("ForSequenceClassification", "ForImageClassification")
 _LAYERS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
     "num_decoder_layers",
+)  # fmt: skip
+# Names of the number of heads and of the width in models' configurations.
+_WIDTHS = (
+    "num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "encoder_attention_heads",
+    "decoder_attention_heads", "hidden_size", "n_embd", "d_model",
 )  # fmt: skip
 # Fields of configurations that give a model dropout; those of heads and of whole layers are other
 # methods.
@@ -77,11 +83,8 @@ def model_config(
     model = workload.model
     if model.from_config is None:
         name = str(model.name_or_path)
-        if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-            raise BadInput(
-                f"workload.model.name_or_path must be a model's folder, but {name} has no"
-                " config.json."
-            )
+        if Path(name).is_dir():
+            _check_folder(Path(name))
         with unloadable("model", name):
             config: PreTrainedConfig = AutoConfig.from_pretrained(name, **source(model), **head)
     else:
@@ -99,6 +102,36 @@ def model_config(
     if tokenizer is not None:
         _check_text(config, id_count(tokenizer), workload.sequence_length)
     return config
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise BadInput if a model's folder has no configuration, or one with sizes below 1."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise BadInput(
+            f"workload.model.name_or_path must be a model's folder, but {folder} has no"
+            " config.json."
+        )
+    try:
+        values = parsed_json(file.read_bytes())
+    except ValueError:  # transformers refuses it, with the reason
+        return
+    if isinstance(values, dict):
+        # A published model may lack one half of an encoder and a decoder.
+        sizes = {key: value for key, value in values.items() if "coder_layers" not in key}
+        _check_sizes(sizes, f"workload.model.name_or_path: {file}: ")
+
+
+def _check_sizes(values: dict[str, Any], where: str) -> None:
+    """Raise BadInput for a size below 1, which the libraries take or fail at without naming it.
+
+    Args:
+        values: A model's configuration.
+        where: The place of its fields, for the message.
+    """
+    for name, value in values.items():
+        if name in (*_LAYERS, *_WIDTHS) and isinstance(value, int) and value < 1:
+            raise BadInput(f"{where}{name} must be at least 1, but got {value}.")
 
 
 def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -179,11 +212,7 @@ def _written_config(
     if unknown := [name for name in fields if name not in known]:
         sentence = f"workload.model.from_config has the unknown field {unknown[0]} for {model_type}"
         raise BadInput(f"{sentence}; {hint(unknown[0], sorted(known))}")
-    for name, value in fields.items():
-        if name in _LAYERS and isinstance(value, int) and value < 1:
-            raise BadInput(
-                f"workload.model.from_config.{name} must be at least 1, but got {value}."
-            )
+    _check_sizes(fields, "workload.model.from_config.")
     with refused(f"workload.model.from_config is not a {model_type}: {{}}.", TypeError, ValueError):
         return config_class(**(defaults | fields))
 
