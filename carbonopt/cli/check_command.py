@@ -1,5 +1,6 @@
 """`carbonopt check`: validate a study file, and say what the study will do."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -80,8 +81,8 @@ def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answer
     if begun is None:  # one that has begun goes on at once, and is not refused for its schedule
         check_schedule(checked, now_in_utc())
     check_library_keys(config, answers)
-    check_weights([(config, ())], answers)
-    print(printable(describe_study(checked, begun)))
+    notes = (*checked.notes, *check_weights([(config, ())], answers))
+    print(printable(describe_study(replace(checked, notes=notes), begun)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
     _say_missing_gpus(config)
     if config.checkpoint is not None and checked.is_settled:

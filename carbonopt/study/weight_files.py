@@ -19,7 +19,7 @@ _KEYS = ("model", *REWARDS)
 Studies = Iterable[tuple[StudyConfig, Collection[str]]]
 
 
-def check_weights(studies: Studies, answers: Answers) -> None:
+def check_weights(studies: Studies, answers: Answers) -> list[str]:
     """Check the names and shapes of the tensors in the studies' model folders.
 
     Models on a hub are not checked here, but in the preparation.
@@ -29,22 +29,27 @@ def check_weights(studies: Studies, answers: Answers) -> None:
             which are not checked.
         answers: The process that is asked.
 
+    Returns:
+        Sentences on tensors of the folders that models leave unused.
+
     Raises:
         BadInput: If weights are missing, can't be read or have another shape.
         CarbonoptError: If the check itself fails.
     """
-    unchecked = _Unchecked.of(studies)
-    if unchecked is None:
-        return
+    asked = _Question.of(studies)
+    if asked is None:
+        return []
+    if (known := asked.cached.read(_notes)) is not None:
+        return known
     try:
-        answer = answers.ask("weights", unchecked.question)
+        answer = answers.ask("weights", asked.text)
     except CarbonoptError as error:
-        raise CarbonoptError(
-            f"the weights of {unchecked.key} can't be checked: {error}."
-        ) from error
-    if (refusal := json.loads(answer)) is not None:
-        raise BadInput(refusal)
-    unchecked.cached.keep(answer)
+        raise CarbonoptError(f"the weights of {asked.key} can't be checked: {error}.") from error
+    notes = _notes(answer)
+    if notes is None:
+        raise BadInput(json.loads(answer))
+    asked.cached.keep(answer)
+    return notes
 
 
 def has_unchecked_weights(studies: Studies) -> bool:
@@ -52,14 +57,15 @@ def has_unchecked_weights(studies: Studies) -> bool:
 
     It doesn't where these files have passed before and have not changed.
     """
-    return _Unchecked.of(studies) is not None
+    asked = _Question.of(studies)
+    return asked is not None and asked.cached.read(_notes) is None
 
 
 @dataclass(frozen=True)
-class _Unchecked:
-    """A question about weights that no earlier answer has accepted."""
+class _Question:
+    """A question about weights."""
 
-    question: str
+    text: str
     key: str  # the first key of a workload that it is about
     cached: CachedAnswer
 
@@ -81,11 +87,10 @@ class _Unchecked:
         if not asked:
             return None
         question = json.dumps(asked)
-        cached = CachedAnswer("weights", question, places)
-        if cached.read(_accepted):
-            return None
-        return cls(question, asked[0][1][0], cached)
+        return cls(question, asked[0][1][0], CachedAnswer("weights", question, places))
 
 
-def _accepted(answer: str) -> bool:
-    return parsed_json(answer) is None
+def _notes(answer: str) -> list[str] | None:
+    """Return the sentences of an answer that accepts the weights; None if it refuses them."""
+    notes = parsed_json(answer)
+    return notes if isinstance(notes, list) else None

@@ -101,7 +101,7 @@ def _of_model(name: str, key: str) -> Rewards:
     with unloadable(f"model of workload.{key}", name), weights.whole():
         tokenizer = AutoTokenizer.from_pretrained(name)
         model: Any
-        model, _ = weights.load(
+        model, _, _ = weights.load(
             AutoModelForSequenceClassification,
             name,
             f"workload.{key}.model",

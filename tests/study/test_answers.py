@@ -161,4 +161,4 @@ def test_a_process_that_ends_says_why() -> None:
     with Answers() as answers:
         with pytest.raises(CarbonoptError, match="JSONDecodeError"):
             answers.ask("weights", "no JSON")
-        assert json.loads(answers.ask("weights", "[]")) is None, "the next question starts another"
+        assert json.loads(answers.ask("weights", "[]")) == [], "the next question starts another"

@@ -3,6 +3,7 @@ numbers are refused.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -214,6 +215,21 @@ def test_another_configuration_is_refused(field, tmp_path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | field))
     with pytest.raises(BadInput, match=r"config\.json"):
         check(folder)
+
+
+def test_tensors_of_the_folder_that_the_model_leaves_unused_are_named(tmp_path) -> None:
+    folder = saved(tmp_path / "model", GPT2LMHeadModel(GPT2))
+    given = Model(name_or_path=str(folder))
+
+    def said(**changes: object) -> str | None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+        return weights.check_weights(CAUSAL_LM, given, AutoConfig.from_pretrained(folder))
+
+    assert said() is None
+    lacking = said(n_layer=1)
+    assert lacking is not None and str(folder) in lacking
+    assert re.findall(r"transformer\.h\.(\d)", lacking) == ["1", "1", "1"]  # it names three
 
 
 class Touches:

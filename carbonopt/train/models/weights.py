@@ -7,7 +7,7 @@ Here this is refused, before the first trial and again whenever a trial loads th
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
@@ -25,27 +25,47 @@ MODEL_KEY = "workload.model.name_or_path"
 _SHOWN = 3  # number of tensor names in a message
 
 
-def check_weights(kind: ModelKind, model: Model, config: PreTrainedConfig) -> None:
+class Loaded(NamedTuple):
+    """A loaded model, and in what its files differ from it."""
+
+    model: PreTrainedModel
+    new: Collection[str]  # its parameters that are in no file
+    unused: Collection[str]  # tensors of the files that it does not have
+
+
+def check_weights(kind: ModelKind, model: Model, config: PreTrainedConfig) -> str | None:
     """Load pretrained weights as a trial will, to check them.
 
     A hub's weights are downloaded first, so that no trial has to wait.
+
+    Returns:
+        A sentence on tensors of the files that the model leaves unused; None if it uses all.
 
     Raises:
         BadInput: There are no weights, their files can't be read, or they don't fit the
             configuration.
     """
-    if model.from_config is None:
-        check_loading(
-            kind.auto(), str(model.name_or_path), MODEL_KEY, config=config, **source(model)
-        )
+    if model.from_config is not None:
+        return None
+    name = str(model.name_or_path)
+    unused = sorted(check_loading(kind.auto(), name, MODEL_KEY, config=config, **source(model)))
+    if not unused:
+        return None
+    return (
+        f"{count_text(len(unused), 'tensor')} of {name} left unused, because the model that this"
+        f" task makes of its config.json has no such parameters: {_listed(unused)}"
+    )
 
 
 def check_loading(
     auto: Any, name: str, key: str, *, config: PreTrainedConfig, **options: Any
-) -> None:
+) -> Collection[str]:
     """Check whether `load` would succeed, on torch's meta device.
 
     Shapes are compared and no numbers are read.
+
+    Returns:
+        The names of tensors in the files that the model does not have.
 
     Raises:
         BadInput: `load` would raise it, or there is nothing that can be loaded.
@@ -54,7 +74,7 @@ def check_loading(
     place: dict[str, Any] = {} if is_quantized(config) else {"device_map": "meta"}
     with unloadable("model", name):
         try:
-            load(auto, name, key, config=config, **place, **options)
+            return load(auto, name, key, config=config, **place, **options).unused
         except BadInput:
             raise
         # Libraries raise anything on a damaged file, and don't name the file.
@@ -71,10 +91,8 @@ def is_quantized(config: PreTrainedConfig) -> bool:
     return getattr(config, "quantization_config", None) is not None
 
 
-def load(
-    auto: Any, name: str, key: str, *, new_head: bool = True, **options: Any
-) -> tuple[PreTrainedModel, Collection[str]]:
-    """Load a model; return it and the names of its parameters that are in no file.
+def load(auto: Any, name: str, key: str, *, new_head: bool = True, **options: Any) -> Loaded:
+    """Load a model.
 
     Args:
         auto: transformers' class.
@@ -115,7 +133,7 @@ def load(
         tensors = count_text(len(model.state_dict()), "tensor")
         problem = f"but those of {name} lack {len(lost)}: {_listed(lost)}"
         raise BadInput(f"{key}: the files must hold all {tensors} of {of}, {problem}; {instead}.")
-    return model, new
+    return Loaded(model, new, loaded["unexpected_keys"])
 
 
 def _of_head(model: PreTrainedModel, names: Collection[str], trust_remote_code: bool) -> set[str]:
@@ -189,7 +207,7 @@ def pretrained_model(
         **source(model),
         **attention_option(attention),
     }
-    pretrained, new = load(kind.auto(), str(model.name_or_path), MODEL_KEY, **options)
+    pretrained, new, _ = load(kind.auto(), str(model.name_or_path), MODEL_KEY, **options)
     if new:
         _draw_again(pretrained, new, seed)
     return pretrained

@@ -156,14 +156,15 @@ class RLHF(TrainerTask):
         gold = self.workload.gold_reward
         return None if gold is None else load_rewards(gold, "gold_reward")
 
-    def check_weights(self, keys: Collection[str]) -> None:
+    def check_weights(self, keys: Collection[str]) -> str | None:
         from carbonopt.train import rewards
 
-        super().check_weights(keys)
+        unused = super().check_weights(keys)
         for key in REWARDS:
             if key in keys and key in (names := self.workload.names_or_paths):
                 with as_bad_input(key):
                     rewards.check_weights(names[key], key)
+        return unused
 
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports

@@ -37,7 +37,7 @@ class TrainerTask(TrainingTask):
     def model_kind(self) -> ModelKind:
         """The kind of the task's model, a class attribute unless it depends on the workload."""
 
-    def check_weights(self, keys: Collection[str]) -> None:
+    def check_weights(self, keys: Collection[str]) -> str | None:
         """Check that folders of pretrained models hold weights for this task.
 
         Neither the data nor the values of weights are read.
@@ -45,18 +45,22 @@ class TrainerTask(TrainingTask):
         Args:
             keys: the workload's keys whose models are checked.
 
+        Returns:
+            A sentence on tensors that the model leaves unused; None if it uses all.
+
         Raises:
             BadInput: as `weights.check_weights` does.
         """
         from carbonopt.train.models import model, weights
 
         if "model" not in keys:
-            return
+            return None
         with as_bad_input("model"):
             config = model.model_config(self.model_kind, self.workload, tokenizer=None)
             # A quantized model may be meant for GPUs that this machine does not have.
-            if not weights.is_quantized(config):
-                weights.check_weights(self.model_kind, self.workload.model, config)
+            if weights.is_quantized(config):
+                return None
+            return weights.check_weights(self.model_kind, self.workload.model, config)
 
     @abstractmethod
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
