@@ -118,7 +118,7 @@ def test_the_best_so_far_is_what_the_report_recommends(now: list[float]) -> None
     display, spec = begun(data)
     for record in data.records:
         display.trial_ended(record)
-    display.trial_started(spec)
+    display.trial_started(spec, None)
     emissions = emissions_text(recommend(data).emissions_kg_co2e)
     assert f"trial 0, {emissions}, mean of 3 seeds" in lines(display)[1]
 
