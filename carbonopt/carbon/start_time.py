@@ -22,6 +22,7 @@ from carbonopt.spec.schedule_settings import Schedule, readings
 _SHARES = (0.5, 0.75, 1.0)
 _HOUR = timedelta(hours=1)
 _ROUNDING_S = 1e-6
+_SAME = 1e-9  # share by which means of equal hours differ, as they are rounded
 
 Window = tuple[datetime, datetime]
 
@@ -61,7 +62,12 @@ def daily_windows(schedule: Schedule, begin: datetime, end: datetime) -> tuple[W
     zone = ZoneInfo(schedule.time_zone)
     first, last = (time.astimezone(zone).date() for time in (begin, end))
     days = [first + timedelta(days=n) for n in range(-1, (last - first).days + 1)]
-    spans = [_on(day, text, zone) for day in days for text in schedule.hours]
+    spans = [
+        _on(day, text, zone)
+        for day in days
+        for text in schedule.hours
+        if _may_overlap(day, text, begin.astimezone(zone), end.astimezone(zone))
+    ]
     within = sorted((max(b, begin), min(e, end)) for b, e in spans if b < end and e > begin)
     merged: list[Window] = []
     for span in within:
@@ -72,22 +78,34 @@ def daily_windows(schedule: Schedule, begin: datetime, end: datetime) -> tuple[W
     return tuple(merged)
 
 
-def _on(day: date, window: str, zone: ZoneInfo) -> Window:
+def _may_overlap(day: date, window: str, begin: datetime, end: datetime) -> bool:
+    """Return whether a window may overlap a time, by local clocks, which are changed by an hour."""
+    since, until = _clocks(day, window)
+    return since < end.replace(tzinfo=None) + _HOUR and until > begin.replace(tzinfo=None) - _HOUR
+
+
+def _clocks(day: date, window: str) -> Window:
+    """Return the local times, without a zone, at which a window that begins on a day does so."""
     begins, ends = window.split("-")
     next_day = day if begins < ends else day + timedelta(days=1)
-    return _instant(day, begins, window, zone), _instant(next_day, ends, window, zone)
+    since, until = (f"{day.isoformat()}T{begins}", f"{next_day.isoformat()}T{ends}")
+    return datetime.fromisoformat(since), datetime.fromisoformat(until)
 
 
-def _instant(day: date, clock: str, window: str, zone: ZoneInfo) -> datetime:
-    local = datetime.fromisoformat(f"{day.isoformat()}T{clock}")
+def _on(day: date, window: str, zone: ZoneInfo) -> Window:
+    since, until = (_instant(local, window, zone) for local in _clocks(day, window))
+    return since, until
+
+
+def _instant(local: datetime, window: str, zone: ZoneInfo) -> datetime:
     meanings = readings(local, zone)
     if len(meanings) > 1:
         both = " or ".join(
             reading.astimezone(UTC).isoformat(timespec="minutes") for reading in meanings
         )
         raise BadInput(
-            f"schedule.hours: the clocks of {zone.key} are changed on {day.isoformat()}, so that"
-            f" {clock} of {window} is {both}; give another time of that window."
+            f"schedule.hours: the clocks of {zone.key} are changed on {local.date().isoformat()},"
+            f" so that {local:%H:%M} of {window} is {both}; give another time of that window."
         )
     return meanings[0].astimezone(UTC)
 
@@ -124,7 +142,9 @@ def cleanest_start(
     slack_s = work.total_s - needed_s
     if slack_s < 0 or needed_s <= 0:
         return Start(earliest, in_time=slack_s >= 0)
-    best_s = min(work.starts(needed_s), key=lambda start_s: (work.mean(start_s, needed_s), start_s))
+    means = {start_s: work.mean(start_s, needed_s) for start_s in work.starts(needed_s)}
+    least = min(means.values())
+    best_s = next(start_s for start_s, mean in means.items() if mean <= least * (1 + _SAME))
     saving = _saving(work.mean(best_s, needed_s), work.mean(0.0, needed_s))
     forgone = saving if 0 < saving < at_least_saving else None
     if saving <= 0 or forgone is not None:

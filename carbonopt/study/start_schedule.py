@@ -16,8 +16,6 @@ from carbonopt.spec.schedule_settings import MOST_DAYS, Schedule
 from carbonopt.spec.study_data import PlannedStart, StudyData, wall_clock_s
 from carbonopt.study.study_checks import CheckedStudy
 
-_FURTHEST = timedelta(days=40)  # how far ahead the earliest possible deadline is looked for
-
 
 def now_in_utc() -> datetime:
     return datetime.now(UTC)
@@ -52,9 +50,17 @@ def check_schedule(checked: CheckedStudy, now: datetime) -> None:
         )
     if finish_by <= now or _allowed(schedule, now, finish_by) < needed:
         after = f", and budget.hours allows {human_duration(needed.total_seconds())}" * bool(needed)
+        earliest = _earliest_end(schedule, now, needed)
+        if earliest is None:
+            raise BadInput(
+                f"schedule.hours must allow budget.hours,"
+                f" {human_duration(needed.total_seconds())}, within {MOST_DAYS} days, but"
+                f" {', '.join(schedule.hours)} is too short for that; give longer windows or fewer"
+                " hours."
+            )
         raise BadInput(
             f"{deadline}, but it is {_minute(now)}{after}; the earliest possible is"
-            f" {_minute(_earliest_end(schedule, now, needed))}."
+            f" {_minute(earliest)}."
         )
     if not _allowed(schedule, now, finish_by):
         raise BadInput(f"{deadline}, before any of schedule.hours begins; give a later one.")
@@ -67,13 +73,22 @@ def _allowed(schedule: Schedule, begin: datetime, end: datetime) -> timedelta:
     return sum((until - since for since, until in windows), timedelta(0))
 
 
-def _earliest_end(schedule: Schedule, now: datetime, needed: timedelta) -> datetime:
-    """Return when work of this duration ends if it begins as soon as the windows allow."""
-    for begin, end in daily_windows(schedule, now, now + _FURTHEST + needed):
-        if needed <= end - begin:
-            return begin + needed
-        needed -= end - begin
-    return now + _FURTHEST + needed
+def _earliest_end(schedule: Schedule, now: datetime, needed: timedelta) -> datetime | None:
+    """Return when work of this duration ends if it begins as soon as the windows allow.
+
+    None: it ends after more than MOST_DAYS.
+    """
+    for day in range(MOST_DAYS):
+        since = now + timedelta(days=day)
+        try:
+            windows = daily_windows(schedule, since, since + timedelta(days=1))
+        except BadInput:
+            continue  # the clocks are changed within a window: a deadline after that is refused
+        for begin, end in windows:
+            if needed <= end - begin:
+                return begin + needed
+            needed -= end - begin
+    return None
 
 
 @dataclass
@@ -153,14 +168,16 @@ class StartSchedule:
             windows = tuple(
                 window for window in windows if window[1] - max(now, window[0]) >= trial
             )
-            if not windows:
-                self._say(
-                    f"no window of schedule.hours until {_minute(finish_by)} is as long as a trial"
-                    f" ({human_duration(trial.total_seconds())}): it goes on at once"
-                )
-                return Start(now, in_time=False)
+        if not windows:
+            lack = "is left" if trial is None else "is as long as a trial"
+            length = "" if trial is None else f" ({human_duration(trial.total_seconds())})"
+            self._say(
+                f"no window of schedule.hours until {_minute(finish_by)} {lack}{length}: it goes on"
+                " at once"
+            )
+            return Start(now, in_time=False)
         if expected is None or remaining is None:
-            return Start(max(now, windows[0][0]) if windows else now)
+            return Start(max(now, windows[0][0]))
         start = cleanest_start(
             now,
             expected.at,

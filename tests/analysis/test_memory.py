@@ -246,7 +246,7 @@ def test_more_gpus_need_less_each_only_with_zero() -> None:
             },
         ),
     ],
-    ids=str,
+    ids=["both-fixed", "no-micro-batch", "range-of-global", "range-of-micro"],
 )
 def test_each_number_of_gpus_has_the_batches_that_exist_there(
     batches: dict, expected: dict[int, set[tuple[int, int]]]

@@ -98,6 +98,26 @@ def test_windows_are_local_times_over_a_change_of_clocks() -> None:
     ]
 
 
+def test_clocks_that_change_beside_the_asked_time_do_not_matter() -> None:
+    """At 02:30 on 29 March 2026 in Berlin, after the end, and before the begin."""
+    before = datetime(2026, 3, 27, 23, tzinfo=UTC)
+    assert windows(["02:30-05:00"], "Europe/Berlin", before, 1) == [("28 01:30", "28 04:00")]
+    after = datetime(2026, 3, 29, 22, tzinfo=UTC)
+    assert windows(["02:30-05:00"], "Europe/Berlin", after, 1) == [("30 00:30", "30 03:00")]
+
+
+def test_of_equally_clean_hours_the_first_is_taken() -> None:
+    for minute in range(60):
+        now = datetime(2026, 6, 1, 2, minute, 17, 123_457, tzinfo=UTC)
+        start = cleanest_start(
+            now,
+            lambda hour: 100.0 / 3 if 5 <= hour % 24 < 9 else 400.0 / 3,
+            timedelta(hours=1, seconds=7),
+            now + timedelta(hours=12),
+        )
+        assert start.at == datetime(2026, 6, 1, 5, tzinfo=UTC)
+
+
 def test_windows_that_touch_or_overlap_are_one() -> None:
     begin = datetime(2026, 6, 1, 0, tzinfo=UTC)
     assert windows(["08:00-12:00", "11:00-13:00", "13:00-14:00"], "UTC", begin, 1) == [

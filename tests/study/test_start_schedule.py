@@ -103,6 +103,38 @@ def test_check_plans_what_is_left_of_a_study_that_has_begun(tiny_study: dict) ->
     assert "2026-06-04T04:00" in schedule_text(of, NOW), "a new study has the whole time"
 
 
+@pytest.mark.parametrize("forecast", [True, False])
+def test_without_a_window_before_the_deadline_nothing_waits_outside_of_them(
+    forecast: bool, tiny_study: dict
+) -> None:
+    of = checked(
+        tiny_study, trace() if forecast else None,
+        finish_by="+12h", hours=["16:00-17:30"], time_zone="UTC",
+    )  # fmt: skip
+    start, said = planned(of)
+    assert start is None and len(said) == 1 and "no window of schedule.hours" in said[0]
+
+
+def test_the_earliest_deadline_that_is_named_is_possible(tiny_study: dict) -> None:
+    """5 hours in windows of a minute take 300 days; 7 hours don't fit into a year."""
+
+    def refused(hours: float, finish_by: str) -> str:
+        of = checked(tiny_study, hours=["10:00-10:01"], time_zone="UTC", finish_by=finish_by)
+        budget = of.config.budget.model_copy(update={"hours": hours})
+        config = of.config.model_copy(update={"budget": budget})
+        with pytest.raises(BadInput) as error:
+            check_schedule(CheckedStudy(**{**vars(of), "config": config}), NOW)
+        return str(error.value)
+
+    earliest = refused(5.0, "+24h").split()[-1].removesuffix(".")
+    assert datetime.fromisoformat(earliest) > NOW + timedelta(days=299)
+    of = checked(tiny_study, hours=["10:00-10:01"], time_zone="UTC", finish_by=earliest)
+    budget = of.config.budget.model_copy(update={"hours": 5.0})
+    config = of.config.model_copy(update={"budget": budget})
+    check_schedule(CheckedStudy(**{**vars(of), "config": config}), NOW)
+    assert "366 days" in refused(7.0, "+24h")
+
+
 def test_outside_of_its_windows_no_trial_begins(tiny_study: dict) -> None:
     of = checked(tiny_study, hours=["20:00-23:00"], time_zone="UTC")
     assert planned(of)[0] == NOW + 2 * HOUR
