@@ -1,4 +1,4 @@
-"""From how many operations on evaluations should run compiled: `_COMPILED_FROM_FLOP` of training_loop.py.
+"""From how many operations on evaluations should run compiled: see small_evaluations.py.
 
     python benchmarks/performance/evaluations.py [--sizes small medium] [--batch 64]
 

@@ -146,7 +146,15 @@ def _memory(
     config = saved_config(folder, task.workload.model.trust_remote_code)
     eval_batch_size = task.workload.eval_batch_size_per_gpu or prepared.eval_batch_size_per_gpu
     try:
-        return model_memory(task, config, spec.space, spec.world_size, eval_batch_size, folder)
+        return model_memory(
+            task,
+            config,
+            spec.space,
+            spec.world_size,
+            eval_batch_size,
+            folder,
+            eval_tokens=task.evaluation_tokens(prepared.eval_examples),
+        )
     except BadInput as error:
         print(f"Memory is not estimated: {reason(error)}.", file=sys.stderr)
         return None

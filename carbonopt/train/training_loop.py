@@ -40,6 +40,7 @@ from carbonopt.train.optim.deepspeed_config import deepspeed_config
 from carbonopt.train.optim.schedule import ScheduledTrainer
 from carbonopt.train.speed.fast_step import install_fast_step
 from carbonopt.train.speed.float8_layers import train_in_float8
+from carbonopt.train.speed.small_evaluations import evaluation_stance
 from carbonopt.train.speed.whole_step import WholeStep, whole_step
 from carbonopt.train.tasks.task import Trained, TrialRun
 from carbonopt.train.training_state import TrainingState, UnknownState
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
 _PROBE_CHECK = 2
 # Reading the loss waits for the GPU; between two evaluations this often is enough.
 _LOSS_CHECK_STEPS = 50
-# Operations of a trial's evaluations from which on they run compiled. Each process has to load the
-# compiled forward pass, 180 to 210 J on an H200. That was paid back after 0.8e14 operations of a
-# model of 10.8 million parameters, and 2e14 of one of 124 (reports/performance.md).
-_COMPILED_FROM_FLOP = 1e14
 
 
 class TrialTrainer(ScheduledTrainer):
@@ -273,23 +270,16 @@ class TrialCallback(TrainerCallback):
 
     @property
     def _evaluation_stance(self) -> AbstractContextManager[None]:
-        """A context in which small evaluations run as they are, even if the steps are compiled.
-
-        A forward pass takes 2 operations a parameter and token (Kaplan et al. 2020, Scaling Laws
-        for Neural Language Models, arXiv 2001.08361). The rule does not ask whether the trial is a
-        repeat, which has one evaluation: all runs of a configuration are evaluated alike.
-        """
-        prepared = self._run.prepared
-        tokens, parameters = prepared.eval_tokens, prepared.model_parameters
-        if tokens is None or parameters is None or not self._trainer.args.torch_compile:
+        """A context in which the trial evaluates, with the compiler or without."""
+        run = self._run
+        if not self._trainer.args.torch_compile:
             return nullcontext()
-        if self._run.params.attention_implementation == "flex_attention":
-            return nullcontext()  # which is made for the compiler
-        flop = 2.0 * parameters * tokens * self._run.workload.evaluations
-        if flop >= _COMPILED_FROM_FLOP:
-            return nullcontext()
-        eager: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
-        return eager
+        return evaluation_stance(
+            run.prepared.model_parameters,
+            self._task.evaluation_tokens(run.prepared.eval_examples),
+            run.workload.evaluations,
+            run.params.attention_implementation,
+        )
 
     def end(self) -> None:
         """Undo what `on_train_begin` did to this process, however training ended."""

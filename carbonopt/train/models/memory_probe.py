@@ -39,10 +39,13 @@ from carbonopt.train.models.layer_extrapolation import by_layers
 from carbonopt.train.models.live_memory import MOST_CPU_S, LiveMemory
 from carbonopt.train.optim import muon
 from carbonopt.train.speed.float8_layers import train_in_float8
+from carbonopt.train.speed.small_evaluations import evaluation_stance
 from carbonopt.train.tasks.task import SMALLEST_EVAL_BATCH, task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _ELEMENTS = 2**20  # size of the parameter on which an optimizer is tried
+# Tokens of an evaluation, where no data is prepared; they decide whether it runs compiled.
+_USUAL_EVAL_TOKENS = 100_000
 _MOST_COMPILED = 10_000  # versions of a function's code, more than a study has settings
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CROSS_ENTROPY = F.cross_entropy
@@ -182,11 +185,13 @@ def model_memory(
     world_size: int,
     eval_batch_size: int | None,
     folder: PreparedFolder | None = None,
+    *,
+    eval_tokens: int | None,
 ) -> ModelMemory:
     """Return the memory profile of a model in all settings of the search space.
 
     Examples have the length of the longest in the prepared folder or, without one, the longest
-    length that the workload allows.
+    length that the workload allows. `eval_tokens` are as of `TrainerTask.evaluation_tokens`.
 
     Raises:
         BadInput: The model can't run without numbers, profiling takes more than a minute of CPU
@@ -215,6 +220,7 @@ def model_memory(
             eval_batch_size,
             folder,
             by_muon="muon" in values_of(space["optimizer"]),
+            eval_tokens=eval_tokens,
         )
         profiles = tuple(probe.profile(settings) for settings in known)
     return ModelMemory(
@@ -284,6 +290,7 @@ class Probe:
         eval_size: The batch size of evaluations; None: that of the micro batch.
         folder: The prepared folder whose longest examples are meant, see `model_memory`.
         by_muon: Whether Muon may be the optimizer.
+        eval_tokens: As of `TrainerTask.evaluation_tokens`; None: evaluations run compiled.
     """
 
     def __init__(
@@ -295,7 +302,9 @@ class Probe:
         folder: PreparedFolder | None = None,
         *,
         by_muon: bool = False,
+        eval_tokens: int | None = None,
     ) -> None:
+        self._eval_tokens = eval_tokens
         self._task, self._config, self._folder = task, config, folder
         self._sizes, self._eval_size, self._by_muon = sizes, eval_size, by_muon
         self._live = LiveMemory(task.masks_attention, time.process_time() + MOST_CPU_S)
@@ -342,7 +351,7 @@ class Probe:
                 # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for
                 # it.
                 compile_regions_deepspeed(model)
-            activations = self._activations(model, compiles)
+            activations = self._activations(model, settings, compiles)
         trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
         return trained, activations
 
@@ -365,11 +374,22 @@ class Probe:
     def _note_trace(self) -> None:
         self._traced += 1
 
-    def _activations(self, model: Any, compiles: bool) -> list[Activations]:
+    def _activations(
+        self, model: Any, settings: dict[str, Any], compiles: bool
+    ) -> list[Activations]:
         moments = [self._moments(model, size, compiles) for size in self._sizes]
         model.eval()
         batches = [self._eval_size or max(size, SMALLEST_EVAL_BATCH) for size in self._sizes]
-        evaluations = {size: self._evaluation_bytes(model, size) for size in set(batches)}
+        whole, attention = self._weights_of(settings), settings["attention_implementation"]
+        evaluations = {}
+        for size in set(batches):
+            with evaluation_stance(
+                whole.parameters,
+                self._eval_tokens,
+                self._task.workload.evaluations,
+                attention,
+            ):
+                evaluations[size] = self._evaluation_bytes(model, size)
         return [
             Activations(
                 micro_batch_size=size, moments=of_size, evaluation_bytes=evaluations[eval_size]
@@ -559,7 +579,10 @@ def expected_memory(spec: MemorySpec) -> ModelMemory:
     config, eval_batch_size = task.expected_config(), task.workload.eval_batch_size_per_gpu
     if eval_batch_size is None and spec.gpu_memory_bytes is not None:
         eval_batch_size = task.eval_batch_size(config, spec.gpu_memory_bytes)
-    return model_memory(task, config, spec.space, spec.world_size, eval_batch_size)
+    eval_tokens = task.evaluation_tokens(_USUAL_EVAL_TOKENS // (task.workload.sequence_length or 1))
+    return model_memory(
+        task, config, spec.space, spec.world_size, eval_batch_size, eval_tokens=eval_tokens
+    )
 
 
 def answer(question: str) -> str:

@@ -289,6 +289,9 @@ class RLHF(TrainerTask):
     def before_steps(self, run: TrialRun, trainer: Any, speaker: Speaker | None) -> None:
         trainer.speaker = speaker
 
+    def evaluation_tokens(self, examples: int) -> int | None:
+        return None  # texts are generated, too
+
     def evaluate(self, run: TrialRun, trainer: Any) -> Evaluation:
         from carbonopt.train.policy_trainers import evaluate
 

@@ -387,6 +387,9 @@ class Seq2Seq(ExampleTask):
     def evaluation(self, sums: list[float]) -> Evaluation:
         return Evaluation(sums[0], round(sums[1]))
 
+    def evaluation_tokens(self, examples: int) -> int | None:
+        return None  # texts are generated, too
+
     def evaluate(self, run: TrialRun, trainer: "TrialTrainer") -> Evaluation:
         """Evaluate perplexity, and matches of generated texts if the quality is a match.
 

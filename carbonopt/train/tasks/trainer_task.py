@@ -103,6 +103,14 @@ class TrainerTask(TrainingTask):
         neither on the batch size nor on the number of ranks.
         """
 
+    def evaluation_tokens(self, examples: int) -> int | None:
+        """Return the tokens of an evaluation of so many examples, padding included.
+
+        None: it is not known, or the evaluation also generates texts.
+        """
+        length = self.workload.sequence_length
+        return None if length is None else examples * length
+
     @abstractmethod
     def example_loss(self, model: "PreTrainedModel", folder: PreparedFolder) -> "torch.Tensor":
         """Return the loss of a micro batch of the right shape, whatever is in it.
