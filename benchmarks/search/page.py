@@ -139,7 +139,7 @@ AGAIN = """\
 ## The shipped study, searched again
 
 [studies/shakespeare-char.yaml](../studies/shakespeare-char.yaml), each run a whole study of up to 14 trials. The shipped
-report is the third. The versions differ:
+report is the thirteenth. The versions differ:
 
 - from the fourth run on, repeats are evaluated once, and the study file has `until: converged`;
 - from the fifth on, GPU energy is counted [up to a window's edge](measurement.md#trainings-between-evaluations);
@@ -158,7 +158,7 @@ So emissions are not quite comparable between rows, savings are.
 | ---: | --- | --- | ---: | ---: | ---: | ---: |
 | 1 | H100 | batch 16, 6 epochs, Muon, dropout 0.05 | 0.128 | 69.2 % (68.4 to 69.9) | 6.27, 3.30 | 22 |
 | 2 | H200 | batch 16, 16 epochs, AdamW, dropout 0.2 | 0.223 | 39.2 % (38.2 to 40.1) | 6.21, 2.92 | 44 |
-| 3 | H200, shipped | batch 16, 5 epochs, Muon, dropout 0.05 | 0.0986 | 73.5 % (72.5 to 74.4) | 5.67, 2.93 | 21 |
+| 3 | H200 | batch 16, 5 epochs, Muon, dropout 0.05 | 0.0986 | 73.5 % (72.5 to 74.4) | 5.67, 2.93 | 21 |
 | 4 | H200 | batch 16, 13 epochs, Muon, dropout 0.2 | 0.258 | 33.8 % (32.8 to 34.8) | 7.09, 3.66 | 54 |
 | 5 | H200, not confirmed | batch 16, 5 epochs, Muon, dropout 0.05 | 0.105 | 73.1 % (72.3 to 73.9), one run | 4.81, 1.60 | 17 |
 | 6 | H200 | batch 16, 13 epochs, AdamW, dropout 0.05 | 0.192 | 50.2 % (49.6 to 50.7) | 5.20, 1.94 | 27 |
@@ -166,7 +166,7 @@ So emissions are not quite comparable between rows, savings are.
 | 8 | H200, its kernels compiled by run 7 | batch 16, 5 epochs, Muon, dropout 0.05 | 0.106 | 73.1 % (72.4 to 73.9) | 3.29, 0.98 | 12 |
 | 11 | H200 | batch 16, 6 epochs, Muon, dropout 0.05 | 0.121 | 68.0 % (66.5 to 69.4) | 3.41, 1.19 | 14 |
 | 12 | H200, seed 1338 | batch 16, 8 epochs, Muon, dropout 0.05 | 0.159 | 58.1 % (57.3 to 58.8) | 2.51, 1.06 | 12 |
-| 13 | H200 | batch 16, 6 epochs, Muon, dropout 0.05 | 0.125 | 67.8 % (66.8 to 68.7) | 3.17, 1.10 | 13 |
+| 13 | H200, shipped | batch 16, 6 epochs, Muon, dropout 0.05 | 0.125 | 67.8 % (66.8 to 68.7) | 3.17, 1.10 | 13 |
 | 14 | H200, seed 1338 | batch 16, 5 epochs, Muon, dropout 0.05 | 0.107 | 72.6 % (71.0 to 74.1) | 1.97, 0.59 | 7 |
 | 15 | H200, seed 1339 | batch 16, 6 epochs, Muon, dropout 0.05 | 0.126 | 68.3 % (67.0 to 69.4) | 1.67, 0.55 | 7 |
 | 16 | H200, seed 1340 | batch 16, 8 epochs, Muon, dropout 0.05 | 0.162 | 59.0 % (57.9 to 60.0) | 2.61, 0.52 | 12 |
