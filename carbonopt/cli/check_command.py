@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from carbonopt.spec.study_data import StudyData
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.model_questions import Answers
+    from carbonopt.study.study_checks import CheckedStudy
+    from carbonopt.study.study_file import PipelineFile
 
 
 def check(
@@ -39,26 +41,27 @@ def check(
 
     pipeline = PipelineFile.load(study)
     config = load_study(study) if pipeline is None else None
-
-    if pipeline is not None:
-        from carbonopt.cli.check_text import describe_study
-        from carbonopt.study.pipeline_run import check_pipeline
-
-        steps = {step.step: step for step in pipeline.pipeline.pipeline}
-        for number, (name, checked) in enumerate(check_pipeline(pipeline).items(), start=1):
-            # These models replace those that the step's own file names.
-            needs = ", ".join(f"the {key} of {other}" for key, other in steps[name].needs.items())
-            print(
-                printable(
-                    f"\nStep {number} of {len(steps)}:"
-                    f" {name}{f', which gets {needs}' if needs else ''}"
-                )
-            )
-            print(printable(describe_study(checked)))
-        _say_missing_gpus(checked.config)  # all steps use the same GPUs
-    if config is not None:
-        with Answers() as answers:
+    with Answers() as answers:
+        if pipeline is not None:
+            _check_pipeline(pipeline, gpu_memory, answers)
+        if config is not None:
             _check_one(config, gpu_memory, answers)
+
+
+def _check_pipeline(pipeline: "PipelineFile", gpu_memory: float | None, answers: "Answers") -> None:
+    """Check and describe each step of a pipeline."""
+    from carbonopt.cli.check_text import describe_study
+    from carbonopt.study.pipeline_run import check_pipeline
+
+    steps = {step.step: step for step in pipeline.pipeline.pipeline}
+    for number, (name, checked) in enumerate(check_pipeline(pipeline).items(), start=1):
+        # These models replace those that the step's own file names.
+        needs = ", ".join(f"the {key} of {other}" for key, other in steps[name].needs.items())
+        gets = f", which gets {needs}" if needs else ""
+        print(printable(f"\nStep {number} of {len(steps)}: {name}{gets}"))
+        print(printable(describe_study(checked)), flush=True)
+        _say_sizes(checked, gpu_memory, answers)
+    _say_missing_gpus(checked.config)  # all steps use the same GPUs
 
 
 def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answers") -> None:
@@ -85,14 +88,20 @@ def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answer
     print(printable(describe_study(replace(checked, notes=notes), begun)))
     print(f"  folder      {paths.root}, unless `carbonopt run` is given --out", flush=True)
     _say_missing_gpus(config)
+    _say_sizes(checked, gpu_memory, answers)
+
+
+def _say_sizes(checked: "CheckedStudy", gpu_memory: float | None, answers: "Answers") -> None:
+    """Print the size of a study's checkpoints and the GPU memory that its model needs."""
+    config = checked.config
     if config.checkpoint is not None and checked.is_settled:
         from carbonopt.cli.memory_text import describe_checkpoints
 
-        print(printable(describe_checkpoints(checked, answers)))
+        print(printable(describe_checkpoints(checked, answers)), flush=True)
     if config.launch.trains and (config.launch.gpus or gpu_memory is not None):
         from carbonopt.cli.memory_text import describe_memory
 
-        print(printable(describe_memory(checked, gpu_memory, answers)))
+        print(printable(describe_memory(checked, gpu_memory, answers)), flush=True)
 
 
 def _begun_study(paths: "StudyPaths", name: str) -> "StudyData | None":
