@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from carbonopt.core.errors import BadInput, CarbonoptError, StudyInterrupted
+from carbonopt.core.errors import EXIT_INTERRUPTED, BadInput, CarbonoptError, StudyInterrupted
 from carbonopt.core.units import human_duration
 from carbonopt.engines.slurm import Jobs, command_in_job, state_of
 from carbonopt.spec.launch_settings import SlurmLaunch
@@ -55,7 +55,8 @@ def run_in_jobs(
     Raises:
         BadInput: If the jobs can't be submitted.
         CarbonoptError: If the jobs were ended before their command could end.
-        StudyInterrupted: Soon after `interrupted` returned True; the jobs go on.
+        StudyInterrupted: Soon after `interrupted` returned True, where the jobs go on; or if the
+            job was interrupted.
     """
     assert isinstance(config.launch, SlurmLaunch)
     _check(config.launch, paths, storage)
@@ -81,6 +82,11 @@ def run_in_jobs(
         log = jobs.log(leader)
         ended = f"job {leader} was ended before the study; what it had stored counts"
         raise CarbonoptError(f"{ended}, and the same command submits another one (log: {log}).")
+    if code == EXIT_INTERRUPTED:
+        raise StudyInterrupted(
+            f"job {leader} was interrupted, such as by scancel; the same command submits another"
+            " one, which resumes the study."
+        )
     return code
 
 

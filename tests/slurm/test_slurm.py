@@ -225,6 +225,7 @@ def test_a_study_survives_what_happens_to_its_jobs(
     said, _ = following.communicate(timeout=60)
     assert following.returncode == 130, "it had the time to say that it was interrupted"
     assert "run the same command again" in said
+    assert f"carbonopt: job {job} was interrupted" in said.splitlines()[-1]
     wait_for(lambda: workers(folder) == [], 10)
 
     again = within("run", study, "--out", folder, **cluster.environment)
