@@ -358,18 +358,8 @@ class TrialWatch:
                 self._phases.begin(stage)
                 if stage is Stage.STEPS:  # begins when the first step has ended
                     self._read_at_report()
-            case events.Progress(step=step, total_steps=total, cpu_wait_fraction=wait, ago_s=ago_s):
-                goes_on = self._undecided is not None
-                self._decide_going_on(step - 1)
-                self._planned_steps = self._planned_steps or total
-                self._note(total_steps=total, steps_done=step, cpu_wait_fraction=wait)
-                if goes_on and self._went_on is not None:
-                    self._note_unmeasured(self._went_on.unmeasured_steps(step - 1), total)
-                if self.spec.program is not None:
-                    self._phases.stepped(ago_s)
-                self._read_at_report()
-                self._project(step, total)
-                self.progress(step, total, self._train_kwh())
+            case events.Progress():
+                self._on_progress(event)
             case events.Evaluated():
                 self._on_evaluation(event)
             case events.Waited(seconds=waited_s):
@@ -403,6 +393,20 @@ class TrialWatch:
                 self._on_program_end()
             case events.Exited(code=code):
                 self._on_exit(code)
+
+    def _on_progress(self, reported: events.Progress) -> None:
+        step, total = reported.step, reported.total_steps
+        goes_on = self._undecided is not None
+        self._decide_going_on(step - 1)
+        self._planned_steps = self._planned_steps or total
+        self._note(total_steps=total, steps_done=step, cpu_wait_fraction=reported.cpu_wait_fraction)
+        if goes_on and self._went_on is not None:
+            self._note_unmeasured(self._went_on.unmeasured_steps(step - 1), total)
+        if self.spec.program is not None:
+            self._phases.stepped(reported.ago_s)
+        self._read_at_report()
+        self._project(step, total)
+        self.progress(step, total, self._train_kwh())
 
     def _read_at_report(self) -> None:
         """Read what the training has used up to the step that was just reported."""
