@@ -144,7 +144,7 @@ def test_perplexities_at_the_end_of_floats_are_drawn(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- own
 # dimensions
 
-MIXED = (1, "one", True, 2.5)
+MIXED = (3, "one", True, 2.5)
 COMMAND = "python train.py {learning_rate} {opt} {nesterov} {width}"
 
 
@@ -174,9 +174,9 @@ def test_words_flags_and_mixed_choices_are_tables_and_columns(tmp_path: Path) ->
     front = rows_of(tables_of(document)["pareto"])
     assert [row["opt"] for row in front[:4]] == ["adam", "sgd", "adam", "sgd"]
     assert [row["nesterov"] for row in front[:4]] == ["no", "yes", "yes", "no"]
-    assert [row["width"] for row in front[:4]] == ["1", "one", "yes", "2.5"]
+    assert [row["width"] for row in front[:4]] == ["3", "one", "yes", "2.5"]
     table = pyarrow.parquet.read_table(tmp_path / "report/data/trials.parquet")
-    assert table["params.width"].to_pylist()[:4] == ["1", "one", "True", "2.5"]
+    assert table["params.width"].to_pylist()[:4] == ["3", "one", "True", "2.5"]
     assert table["params.nesterov"].to_pylist()[:2] == [False, True]
     effects = [
         row
@@ -184,7 +184,7 @@ def test_words_flags_and_mixed_choices_are_tables_and_columns(tmp_path: Path) ->
         if row["Parameter"] == "width"
     ]
     assert [(row["Value"], row["Trials"]) for row in effects] == [
-        ("1", "3"),
+        ("3", "3"),
         ("one", "3"),
         ("yes", "3"),
         ("2.5", "3"),
