@@ -77,6 +77,16 @@ def run_in_jobs(
     print(f"{submitted}; Ctrl-C leaves it running, {ends}.", file=sys.stderr, flush=True)
     leader = alive[0] if 0 in alive else next(iter(alive.values()))
     _follow(jobs, leader, interrupted)
+    return _exit_code(jobs, leader)
+
+
+def _exit_code(jobs: Jobs, leader: str) -> int:
+    """Return the exit code of the command in a job that has ended.
+
+    Raises:
+        CarbonoptError: If the job was ended before its command could end.
+        StudyInterrupted: If the job was interrupted.
+    """
     code = jobs.exit_code()
     if code is None:
         log = jobs.log(leader)

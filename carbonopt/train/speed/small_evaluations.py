@@ -1,4 +1,4 @@
-"""Which evaluations run without the compiler, although the training's steps are compiled."""
+"""Run small evaluations without the compiler, also where the training's steps are compiled."""
 
 from contextlib import AbstractContextManager, nullcontext
 
