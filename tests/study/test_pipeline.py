@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import within
+from running_studies import read
 from study.test_resume import training_in
 
 from carbonopt.core.errors import BadInput
+from carbonopt.core.trial import StopReason
 from carbonopt.spec.pipeline_file import Pipeline
 from carbonopt.study.study_file import PipelineFile
 
@@ -185,7 +187,11 @@ def sessions_of(out: Path) -> list[dict]:
 
 
 def killed_in(chain: Path, out: Path, study: str, trial: int) -> None:
-    """Once it trains that trial and has been charged for it."""
+    """Kill the pipeline's command once the trial trains and was charged for it.
+
+    Raises:
+        AssertionError: The trial had ended before.
+    """
     command = [sys.executable, "-m", "carbonopt", "run", str(chain), "--out", str(out)]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -195,6 +201,7 @@ def killed_in(chain: Path, out: Path, study: str, trial: int) -> None:
             assert time.monotonic() < deadline and run.poll() is None
             time.sleep(0.1)
         os.kill(run.pid, signal.SIGKILL)
+    assert read(out / study).records[trial].stop_reason is StopReason.INTERRUPTED
 
 
 @pytest.mark.slow
@@ -207,7 +214,8 @@ def test_a_chain_that_is_killed_in_each_step_goes_on_to_what_was_configured_and_
         study = yaml.safe_load(path.read_text())
         study["budget"]["trials"] = trials
         study["target"] = {key: 1000 if key == "perplexity" else 0.3 for key in study["target"]}
-        study["search"]["start"]["epochs"] = 2
+        # long enough that a trial still trains when it is read that it does
+        study["search"]["space"]["epochs"] = study["search"]["start"]["epochs"] = 6
         study["search"]["pruning"] = {"cap": False}
         path.write_text(yaml.safe_dump(study))
     steps = [{**step, "study": f"chat-small/{step['study']}"} for step in STEPS]
