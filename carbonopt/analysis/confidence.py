@@ -443,8 +443,9 @@ def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
 
 
 def is_failed_replicate(record: TrialRecord) -> bool:
-    """Return whether a run repeated a configuration and ended without a result."""
-    return record.repeat_of is not None and record.has_finished and objectives(record) is None
+    """Return whether a run repeated a configuration and ended by itself without a result."""
+    ended = record.has_finished and not record.was_cut_off
+    return record.repeat_of is not None and ended and objectives(record) is None
 
 
 def by_means(records: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:

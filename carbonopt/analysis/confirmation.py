@@ -22,7 +22,7 @@ from carbonopt.analysis.confidence import (
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.format import count_text
 from carbonopt.core.quality import Target
-from carbonopt.core.trial import START_TRIAL, StopReason, TrialRecord
+from carbonopt.core.trial import START_TRIAL, TrialRecord
 from carbonopt.core.values import Frozen
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
@@ -206,7 +206,7 @@ def outcome(data: StudyData, available: Available, limit: str | None = None) -> 
         trials = [str(candidate.trial) for candidate in chosen if candidate.n == seeds]
         who = f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials)}"
         parts.append(f"{who} ran with {seeds} seed{'s' if seeds > 1 else ''}")
-    lost = [run for run in _not_cut_off(data.records) if is_failed_replicate(run)]
+    lost = [run for run in data.records if is_failed_replicate(run)]
     if lost:
         parts.append(f"{count_text(len(lost), 'repeat')} ended without a result")
     if not any(map(evidence.confirmed, chosen)):
@@ -375,7 +375,8 @@ def _cheapest_confirmed(evidence: Evidence) -> Configuration | None:
 def _nearly_meets(candidate: Configuration, evidence: Evidence, target: Target) -> bool:
     """Return whether a single run misses the target by at most a standard deviation of the repeats.
 
-    One farther off would have to have been unlucky by more than two.
+    One that misses by more is not repeated: the mean that would confirm it lies about two standard
+    deviations from it.
     """
     noise, over = evidence.value_spread, target.shortfall(candidate.value)
     return noise is not None and 0 < over <= noise.deviation
@@ -399,10 +400,5 @@ def _missing_seeds(data: StudyData, first: TrialRecord, seeds: int) -> list[int]
     return [seed for seed in wanted[turn:] + wanted[:turn] if seed not in ran]
 
 
-def was_cut_off(record: TrialRecord) -> bool:
-    """Return whether a run was interrupted, or ended by the budget: it is then to be run again."""
-    return record.stop_reason in (StopReason.INTERRUPTED, StopReason.BUDGET)
-
-
 def _not_cut_off(records: Iterable[TrialRecord]) -> Iterator[TrialRecord]:
-    return (record for record in records if not was_cut_off(record))
+    return (record for record in records if not record.was_cut_off)

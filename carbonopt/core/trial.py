@@ -305,6 +305,11 @@ class TrialRecord(Frozen):
         return self.repeat_of is None and not self.replaces_repeat
 
     @property
+    def was_cut_off(self) -> bool:
+        """True if it was interrupted, or ended by the budget: a repeat is then to be run again."""
+        return self.stop_reason in (StopReason.INTERRUPTED, StopReason.BUDGET)
+
+    @property
     def has_finished(self) -> bool:
         """True if the trial has ended for good; an interrupted one will be run again."""
         runs = self.state is TrialState.RUNNING

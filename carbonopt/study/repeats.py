@@ -5,7 +5,6 @@ from carbonopt.analysis.confirmation import (
     Repeat,
     confirmation_progress,
     outcome,
-    was_cut_off,
 )
 from carbonopt.analysis.pipeline_summary import handed_on
 from carbonopt.core.trial import TrialState
@@ -40,9 +39,7 @@ def next_repeat(
     # Each configuration that is handed on is repeated at least once, to save its weights.
     for trial in handed_on(data, as_step.hands_on):
         own = [record for record in data.records if trial in (record.trial, record.repeat_of)]
-        repeats = [
-            record for record in own if record.repeat_of == trial and not was_cut_off(record)
-        ]
+        repeats = [record for record in own if record.repeat_of == trial and not record.was_cut_off]
         failed = any(record.state is not TrialState.COMPLETE for record in repeats)
         if not failed and not any(paths.trial_model(record.trial).is_dir() for record in repeats):
             return Repeat(trial=trial, seed=1 + max(record.seed for record in own))
