@@ -171,7 +171,11 @@ class _SlotCall:
             notifications = Notifications.of(config, display.warn, joins=self.joins)
             trackers = open_trackers(config, paths.trackers, display.warn, joins=self.joins)
             session = self._session(held, display, notifications, trackers, interrupted)
-            with contextlib.closing(notifications), said_if_it_fails(notifications):
+            with (
+                contextlib.closing(notifications),
+                said_if_it_fails(notifications),
+                written(paths.root),  # its message says what the command says
+            ):
                 try:
                     data = run_study(session)
                     if not self.joins:

@@ -23,7 +23,10 @@ def notify(
         raise BadInput(f"{study} has no notify; add it, such as notify: {{on: [finished]}}.")
     to = addresses(config.notify)
     text = "This is a test. The messages of the study will come to this address."
-    problems = deliver(Message(f"carbonopt: {config.name}: test", text), to)
+    message = Message(f"carbonopt: {config.name}: test", text)
+    answers = [deliver(message, number, address) for number, address in enumerate(to, start=1)]
+    problems = [f"{problem[0].upper()}{problem[1:]}" for problem in answers if problem is not None]
+    named = f"{len(to)} {'address' if len(to) == 1 else 'addresses'}"
     if problems:
-        raise CarbonoptError(" ".join(problems))
-    print(f"sent to {len(to)} {'address' if len(to) == 1 else 'addresses'}")
+        raise CarbonoptError(f"sent to {len(to) - len(problems)} of {named}. {' '.join(problems)}")
+    print(f"sent to {named}")

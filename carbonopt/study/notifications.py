@@ -1,8 +1,8 @@
 """Messages about a study by Apprise, to addresses that the study file never has.
 
-No message may fail a study, or delay its end by more than CLOSE_S. They are sent one after the
-other in a thread of its own. An address can hold a password, so that of it only its scheme, such as
-`mailto`, is ever shown.
+No message may fail a study, or delay its end by more than CLOSE_S. Each address has a thread of its
+own, which sends the messages one after the other, so that an address that hangs delays no other.
+An address can hold a password, so that of it only its scheme, such as `mailto`, is ever shown.
 """
 
 import logging
@@ -10,6 +10,7 @@ import os
 import queue
 import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +90,8 @@ class Notifications:
         # No study has begun, or its end has been said and no trial has run since.
         self._end_is_said = True
         self._left = set(settings.on) if settings is not None and to else set[NotifyEvent]()
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._senders: tuple[_Sender, ...] = ()
 
     @classmethod
     def of(
@@ -140,23 +140,29 @@ class Notifications:
             return
         self._left.remove(event)
         self._end_is_said = self._end_is_said or is_end
-        if self._thread is None:
-            # A daemon, so that a host that hangs can't keep the study's process from ending.
-            self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
-            self._thread.start()
+        if not self._senders:
+            self._senders = tuple(
+                _Sender(number, address, self._problems)
+                for number, address in enumerate(self._addresses, start=1)
+            )
         title = f"carbonopt: {self._config.name}: {event.replace('_', ' ')}"
         attached = picture if self._config.notify and self._config.notify.attach else None
-        self._messages.put(Message(title, text, attached))
+        for sender in self._senders:
+            sender.messages.put(Message(title, text, attached))
 
     def close(self) -> None:
         """Wait until all messages are sent, for a few seconds at most."""
-        if self._thread is None:
-            return
-        self._messages.put(None)
-        self._thread.join(CLOSE_S)
-        if self._thread.is_alive():
-            self._warn(f"messages were not sent within {CLOSE_S:g} s, and may be missing.")
-        self._thread = None
+        for sender in self._senders:
+            sender.messages.put(None)
+        deadline_s = time.monotonic() + CLOSE_S
+        for sender in self._senders:
+            sender.thread.join(max(0.0, deadline_s - time.monotonic()))
+            if sender.thread.is_alive():
+                self._warn(
+                    f"{sender.name} did not take its messages within {CLOSE_S:g} s; they may be"
+                    " missing."
+                )
+        self._senders = ()
         while not self._problems.empty():
             self._warn(self._problems.get())
 
@@ -170,38 +176,59 @@ class Notifications:
             and target.is_met_by(record.value)
         )
 
+
+class _Sender:
+    """Sends messages to one address in a thread of its own, until it is given None."""
+
+    def __init__(self, number: int, address: str, problems: "queue.SimpleQueue[str]") -> None:
+        self.messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.name = _named(number, address)
+        self._number, self._address, self._problems = number, address, problems
+        # A daemon, so that a host that hangs can't keep the study's process from ending.
+        self.thread = threading.Thread(target=self._work, name=f"notify {number}", daemon=True)
+        self.thread.start()
+
     def _work(self) -> None:
-        while (message := self._messages.get()) is not None:
-            for problem in deliver(message, self._addresses):
+        while (message := self.messages.get()) is not None:
+            if (problem := deliver(message, self._number, self._address)) is not None:
                 self._problems.put(problem)
 
 
-def deliver(message: Message, to: Sequence[str]) -> list[str]:
-    """Send a message to each address; return what went wrong, a sentence for each that failed."""
-    problems = []
-    for number, address in enumerate(to, start=1):
-        try:
-            sent = _sent(message, address)
-            why = "it was not accepted"
-        except Exception as error:  # noqa: BLE001
-            # Whatever fails, it must not end a night of trials.
-            sent, why = False, type(error).__name__  # its text can hold the address
-        if not sent:
-            problems.append(
-                f"the message {message.title!r} did not reach address {number}"
-                f" ({_scheme(address)}): {why}."
-            )
-    return problems
+def deliver(message: Message, number: int, address: str) -> str | None:
+    """Send a message to an address; return a sentence on what went wrong, or None.
+
+    Args:
+        number: The address's place among all of them, from 1 on, by which it is named.
+    """
+    try:
+        if _sent(message, address):
+            return None
+        why = "it could not be reached, or did not accept it"
+    except Exception as error:  # noqa: BLE001
+        # Whatever fails, it must not end a night of trials.
+        why = type(error).__name__  # its text can hold the address
+    return f"the message {message.title!r} did not reach {_named(number, address)}: {why}."
 
 
 def _sent(message: Message, address: str) -> bool:
+    import apprise
     from apprise.attachment.file import AttachFile
 
     service = _opened(address)
     attached = None
     if message.picture is not None and service.attachment_support:
         attached = [AttachFile(str(message.picture))]  # type: ignore[no-untyped-call]
-    return bool(service.notify(body=message.text, title=message.title, attach=attached))
+    to_one = apprise.Apprise()
+    to_one.add(service)
+    # As plain text: a mail would otherwise take it for HTML and lose its lines.
+    as_text = apprise.NotifyFormat.TEXT
+    return bool(
+        to_one.notify(body=message.text, title=message.title, attach=attached, body_format=as_text)
+    )
+
+
+def _named(number: int, address: str) -> str:
+    return f"address {number} ({_scheme(address)})"
 
 
 def _opened(address: str) -> Any:

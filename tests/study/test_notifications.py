@@ -86,15 +86,14 @@ def test_a_mail_and_a_request_have_the_text_and_the_picture(mailbox, hook, tmp_p
     picture = tmp_path / "a picture?.png"
     picture.write_bytes(b"\x89PNG of a front")
     (mail_to, box), (hook_to, bodies) = mailbox, hook
-    assert (
-        deliver(Message("the title", "the text\nof two lines", picture), [mail_to, hook_to]) == []
-    )
+    message = Message("the title", "the text <b>\nof two lines", picture)
+    assert deliver(message, 1, mail_to) is deliver(message, 2, hook_to) is None
     (mail,), (body,) = box.mails, bodies
     assert mail["subject"] == "the title"
-    assert "the text" in mail.get_body(("plain", "html")).get_content()
+    assert mail.get_body(("plain",)).get_content().splitlines() == ["the text <b>", "of two lines"]
     (attached,) = mail.iter_attachments()
     assert attached.get_content() == picture.read_bytes()
-    assert (body["title"], body["message"]) == ("the title", "the text\nof two lines")
+    assert (body["title"], body["message"]) == ("the title", "the text <b>\nof two lines")
     assert len(body["attachments"]) == 1
 
 
@@ -125,19 +124,23 @@ def test_each_event_is_sent_once(hook) -> None:
     assert len(bodies) == 2, "an earlier call has sent it"
 
 
-def test_a_dead_host_and_one_that_hangs_are_said_without_the_password(deaf: str) -> None:
+def test_a_dead_host_and_one_that_hangs_are_said_without_the_password(deaf: str, hook) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         dead = f"json://user:{SECRET}@127.0.0.1:{gone.getsockname()[1]}"
     data = study(raw={"notify": {"on": ["finished"]}})
     warnings: list[str] = []
-    notifications = Notifications(data.config, [dead, deaf], warnings.append)
+    to, bodies = hook
+    notifications = Notifications(data.config, [dead, deaf, to], warnings.append)
     notifications.study_began(study().model_copy(update={"ended": None}))
     began = time.monotonic()
     notifications.send("finished", "the answer")
     assert time.monotonic() - began < CLOSE_S / 2, "sending does not wait for the host that hangs"
     notifications.close()
     assert time.monotonic() - began < 1.5 * CLOSE_S
-    assert warnings and SECRET not in " ".join(warnings)
+    assert len(bodies) == 1, "the others don't delay it"
+    assert len(warnings) == 2
+    assert all(any(f"address {at} (json)" in text for text in warnings) for at in (1, 2))
+    assert SECRET not in " ".join(warnings)
 
 
 def test_addresses_are_checked_and_never_shown(
