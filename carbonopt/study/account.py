@@ -148,6 +148,7 @@ class SessionAccount:
             self._wait = _OpenWait(
                 now_utc("milliseconds"), time.monotonic(), before_kwh, expected_saving
             )
+            self.store(storage)  # the wait itself, so that it isn't lost if the process is killed
 
     def end_wait(self, storage: SessionStore) -> None:
         if self._wait is not None:

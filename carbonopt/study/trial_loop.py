@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 # (tick × power ÷ √6, see docs/measuring.md) is then 2 %.
 PROBE_S = 2.0
 PLAN_AGAIN_S = 60.0  # interval for planning a waiting study's start again
+STORE_WAIT_S = 5.0  # interval for storing what a waiting study uses
 LOOK_AGAIN_S = 0.2  # interval for checking whether other workers have finished
 _END_TOGETHER_S = 10.0  # longest wait after the last trial for the other workers' last reading
 Done = TypeVar("Done")
@@ -280,16 +281,22 @@ class TrialLoop:
         """
         if not self.account.waits:
             self.engine.drop_next()
+            self.account.begin_wait(self.storage, planned.expected_saving)
             self.display.waiting(planned)
             if self.session.notifications is not None:
                 self.session.notifications.waiting(planned)
-        self.account.begin_wait(self.storage, planned.expected_saving)
-        look_again = time.monotonic() + PLAN_AGAIN_S
-        while time.monotonic() < look_again and now_in_utc() < datetime.fromisoformat(planned.at):
-            self._stop_if_interrupted()
-            self.lease.renew()
-            time.sleep(LOOK_AGAIN_S / 10)
-        self.account.store(self.storage)
+        begins, plan_again = datetime.fromisoformat(planned.at), time.monotonic() + PLAN_AGAIN_S
+
+        def goes_on(until_s: float) -> bool:
+            return time.monotonic() < min(until_s, plan_again) and now_in_utc() < begins
+
+        while goes_on(plan_again):
+            store_again = time.monotonic() + STORE_WAIT_S
+            while goes_on(store_again):
+                self._stop_if_interrupted()
+                self.lease.renew()
+                time.sleep(LOOK_AGAIN_S / 10)
+            self.account.store(self.storage)
 
     def _plan(self, seen: Snapshot, *, in_budget: bool = True) -> "TrialPlan":
         """Plan the next trial, which may be one that was queued or interrupted.
