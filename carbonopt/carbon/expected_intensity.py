@@ -1,9 +1,9 @@
 """The carbon intensity that is expected for the coming hours, from an hourly file alone.
 
 The expected intensity of an hour is a mean of the same hour of the day over 28 days. If the file
-reaches almost to now, these are its last 28 days, and a correction is added to the mean where the
-file reaches far enough back. Otherwise they are the days around the same hour 364 days earlier,
-from 14 days before it to 13 after it, without a correction.
+reaches almost to now, these are its last 28 days before now, and a correction is added to the mean
+where the file reaches far enough back. Otherwise they are the days around the same hour 364 days
+earlier, from 14 days before it to 13 after it, without a correction. Hours after now are not used.
 
 The correction is learnt by ridge regression on earlier days: how the last hours, the last week and
 the weekday moved the following hours away from the mean (Hastie, Tibshirani and Friedman, The
@@ -72,7 +72,7 @@ def expected_intensity(trace: CarbonTrace, now: datetime, until: datetime) -> Ex
     end, first, count = begin + len(rates), hour_of(now), hour_of(until) - hour_of(now) + 1
     past = range(max(begin, min(end, first) - _HOURS), min(end, first))
     if first - past.stop <= FRESH_HOURS and len(past) == _HOURS:
-        rule = "the mean of the hour over the file's last 28 days"
+        rule = "the mean of the hour over the file's last 28 days before now"
         lead = first - past.stop
         hours = _of_days(rates[past.start - begin : past.stop - begin], lead + count)
         corrected = _corrected(rates, begin, past.stop, hours)
@@ -87,6 +87,8 @@ def expected_intensity(trace: CarbonTrace, now: datetime, until: datetime) -> Ex
             raise _too_short(trace, begin, end, first, year_ago)
         rule = "the mean of the hour over the same four weeks a year earlier"
         hours = _a_year_earlier(rates, begin, middle, count)
+    if end > first + 1:
+        rule += "; the file's hours after now are not used"
     _check_holes(hours, trace)
     return ExpectedIntensity(first, tuple(hours), rule)
 

@@ -25,13 +25,15 @@ def _time_or_span(text: str) -> str:
         if match is None:
             raise ValueError(f'must be like "+24h", "+90min" or "+3d", but got {shortened(text)}')
         if not timedelta(0) < _span(match) <= timedelta(days=MOST_DAYS):
-            raise ValueError(f"must be within {MOST_DAYS} days, but got {shortened(text)}")
+            raise ValueError(
+                f"must be more than 0 and at most {MOST_DAYS} days, but got {shortened(text)}"
+            )
         return text
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
         must = 'must be a time with its offset, such as 2026-12-01T09:00+01:00, or "+24h"'
-        raise ValueError(f"{must}, but got {shortened(text)}") from error
+        raise ValueError(f"{must}, but got {shortened(text)} ({error})") from error
     if time.year not in _YEARS:
         raise ValueError(
             f"must be within {MOST_DAYS} days of the first call, but got {shortened(text)}"
@@ -54,7 +56,7 @@ def _known_zone(text: str) -> str:
     known = available_timezones()
     if text not in known:
         near = difflib.get_close_matches(text, known, n=3)
-        advice = f"did you mean {' or '.join(near)}?" if near else "such as Europe/Berlin"
+        advice = f"the nearest: {', '.join(near)}" if near else "such as Europe/Berlin"
         raise ValueError(
             f"must be a time zone of the IANA database, but got {shortened(text)}; {advice}"
         )

@@ -1,6 +1,6 @@
 """The times at which trials may begin: a study's schedule, applied to what is left of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -69,8 +69,12 @@ def check_schedule(checked: CheckedStudy, now: datetime) -> None:
 
 
 def _allowed(schedule: Schedule, begin: datetime, end: datetime) -> timedelta:
-    windows = daily_windows(schedule, begin, end)
-    return sum((until - since for since, until in windows), timedelta(0))
+    return _total(daily_windows(schedule, begin, end), begin)
+
+
+def _total(windows: Iterable[tuple[datetime, datetime]], begin: datetime) -> timedelta:
+    """Return the duration of all windows from a time on."""
+    return sum((until - max(since, begin) for since, until in windows), timedelta(0))
 
 
 def _earliest_end(schedule: Schedule, now: datetime, needed: timedelta) -> datetime | None:
@@ -177,6 +181,11 @@ class StartSchedule:
             )
             return Start(now, in_time=False)
         if expected is None or remaining is None:
+            if remaining is not None and _total(windows, now) < remaining:
+                self._say(
+                    f"what is left takes about {human_duration(remaining.total_seconds())}, longer"
+                    f" than schedule.hours allow until {_minute(finish_by)}"
+                )
             return Start(max(now, windows[0][0]))
         start = cleanest_start(
             now,
@@ -256,7 +265,8 @@ def schedule_text(checked: CheckedStudy, now: datetime, begun: StudyData | None 
     plan = planner.plan(records, remaining, now, waits=False)
     if plan is not None:
         at = _minute(datetime.fromisoformat(plan.at))
-        parts.append(f"called now, it would wait until {at}{plan.effect}")
+        by = f" (by {plan.rule})" if plan.rule else ""
+        parts.append(f"called now, it would wait until {at}{plan.effect}{by}")
     elif remaining is None and checked.forecast_or_error is not None:
         parts.append(
             f"begins at once: how long {count_text(1, 'trial')} takes is known only then (or give"

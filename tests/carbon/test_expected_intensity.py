@@ -32,6 +32,18 @@ def test_a_daily_cycle_goes_on() -> None:
     assert expected(made) == pytest.approx([100 + hour % 24 for hour in range(begin, begin + 25)])
 
 
+def test_hours_after_now_are_not_used_and_the_rule_says_so() -> None:
+    def rate(hour: int) -> float:
+        return 100.0 + hour % 24 if hour < hour_of(NOW) else 1000.0 - hour % 24
+
+    until = NOW + timedelta(hours=24)
+    past = expected_intensity(trace(28 * 24, rate), NOW, until)
+    goes_on = trace(33 * 24, rate, end=NOW + timedelta(days=5))
+    both = expected_intensity(goes_on, NOW, until)
+    assert both.g_co2e_per_kwh == past.g_co2e_per_kwh
+    assert "after now are not used" in both.rule and "after now" not in past.rule
+
+
 def test_weekends_are_learnt_from_a_year() -> None:
     def rate(hour: int) -> float:
         return 50.0 if (hour // 24 + 3) % 7 >= 5 else 150.0

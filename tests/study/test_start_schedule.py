@@ -27,6 +27,7 @@ from carbonopt.study.start_schedule import (
 )
 from carbonopt.study.study_checks import CheckedStudy, check
 from carbonopt.study.study_file import parse_study
+from carbonopt.study.trial_loop import STORE_WAIT_S
 
 NOW = datetime(2026, 6, 3, 18, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -165,6 +166,16 @@ def test_a_wait_saves_against_a_start_now_which_its_windows_forbid(
     plan = StartSchedule(of, NOW, print).plan((), remaining, dirtier, waits=False)
     if hours == "06:00-12:00":
         assert plan.expected_saving < 0, "the clean hours are forbidden"
+
+
+def test_windows_that_are_too_short_until_the_deadline_are_said(tiny_study: dict) -> None:
+    of = checked(tiny_study, hours=["20:00-23:00"], time_zone="UTC")
+    start, said = planned(of, hours=3)
+    assert start == NOW + 2 * HOUR and said == []
+    start, said = planned(of, hours=4)
+    assert start == NOW + 2 * HOUR and len(said) == 1
+    start, said = planned(of, now=NOW + 4 * HOUR, hours=2)  # one hour of the window is left
+    assert start is None and len(said) == 1
 
 
 def test_windows_alone_say_nothing_of_emissions(tiny_study: dict) -> None:
@@ -347,10 +358,12 @@ def test_a_study_waits_through_kills_and_then_runs(
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
         command = start(study_file, folder)
         wait_for(lambda: waits(folder))
-        time.sleep(1.0)
+        time.sleep(2 * STORE_WAIT_S)
         pressed_s = time.monotonic()
         assert interrupted(command, number) == code
         assert time.monotonic() - pressed_s < 10
+        wait = read(folder).sessions[-1].waits[-1]
+        assert wait.duration_s > STORE_WAIT_S and wait.energy_kwh > 0
         assert datetime.fromisoformat(read(folder).planned_start.at) == opens
         wait_for(lambda: workers(folder) == [], 15)
     # The schedule of a study may be changed; this call has less to prepare.
