@@ -20,6 +20,9 @@ _OF_OTHERS = re.compile(
 )
 _LONGEST_LINE = 500  # largest number of characters shown of a line
 
+# Printed by carbonopt itself in a trial that other work slows; never the reason why it failed.
+SLEEPS_SOONER = "Other work wants this machine's cores: threads sleep sooner while it does."
+
 
 def last_error(said: str) -> str:
     """Return the line that says why processes failed, from what they printed.
@@ -27,7 +30,7 @@ def last_error(said: str) -> str:
     It is the line of the last exception that is not the consequence of another process's failure,
     or else the last line.
     """
-    lines = _plain(said)
+    lines = [line for line in _plain(said) if SLEEPS_SOONER not in line]
     raised = list(_raised(lines))
     causes = [
         line for line in raised if not (_OF_LAUNCHERS.search(line) or _OF_OTHERS.search(line))

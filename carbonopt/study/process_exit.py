@@ -33,8 +33,11 @@ def how_they_ended(code: int, said: str) -> str:
             " (PyTorch's ranks were still connected when Python ended; call"
             " torch.distributed.destroy_process_group() at the script's end)"
         )
-    last = last_error(said)
-    return f"its processes {ended}" + (f": {last}" if last else "")
+    if not (last := last_error(said)):
+        return f"its processes {ended}"
+    # What was printed before a signal is seldom the reason for it.
+    before = "; the last line of their output: " if code > SIGNALLED else ": "
+    return f"its processes {ended}{before}{last}"
 
 
 def host_oom_kills() -> int:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from carbonopt.core.last_error import SLEEPS_SOONER
 from carbonopt.core.states import CPU_CONTENTION_FROM
 
 _LOOK_EVERY_S = 0.5
@@ -65,10 +66,7 @@ class SpinThrottle(threading.Thread):
             if not self._is_contended():
                 continue
             if not is_told:
-                print(
-                    "Other work wants this machine's cores: threads sleep sooner while it does.",
-                    flush=True,
-                )
+                print(SLEEPS_SOONER, flush=True)
                 is_told = True
             with _idle_team():
                 while self._is_contended():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from carbonopt.core.last_error import failed_because_of_others, last_error
+from carbonopt.core.last_error import SLEEPS_SOONER, failed_because_of_others, last_error
 from carbonopt.study.process_exit import how_they_ended
 
 RANKS = """\
@@ -91,6 +91,12 @@ def test_who_failed_because_of_others_is_known() -> None:
     assert failed_because_of_others(lost) and failed_because_of_others(lost + launcher)
     for own in ("no such rate\n" + launcher, RANKS, ACCELERATE, CHAINED, ""):
         assert not failed_because_of_others(own), own
+
+
+def test_what_carbonopt_itself_printed_is_no_reason() -> None:
+    said = f"epoch 1\n{SLEEPS_SOONER}\n"
+    assert how_they_ended(1, said) == "its processes ended with code 1: epoch 1"
+    assert how_they_ended(128 + 9, SLEEPS_SOONER) == "its processes were ended by signal 9"
 
 
 def test_ranks_that_were_still_connected_are_told_what_to_call() -> None:
