@@ -8,7 +8,7 @@ from carbonopt.spec.study_data import StudyData, wall_clock_s
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, has_storage, storage_url
-from carbonopt.study.input_files import check_unchanged, input_files
+from carbonopt.study.input_files import input_files, recorded_inputs
 from carbonopt.study.repeats import next_repeat, with_confirmation
 from carbonopt.study.session import AsStep
 from carbonopt.study.study_budget import all_trials_run, budget_used
@@ -64,12 +64,10 @@ def already_done(
     if embodied != before.carbon.embodied:
         carbon = before.carbon.model_copy(update={"embodied": embodied})
         stored.refresh(before.model_copy(update={"carbon": carbon}), data.provenance)
-    if config.is_script:
-        try:
-            files = input_files(config)
-            check_unchanged(data.inputs or (), files, str(paths.root), lambda: False, data.records)
-        except BadInput as error:
-            warn(f"this answer is that of the earlier files: {error}")
+    try:
+        recorded_inputs(data, input_files(config), str(paths.root), lambda: False)
+    except BadInput as error:
+        warn(f"this answer is that of the earlier files: {error}")
     # The study was killed before it stored its end, was interrupted and now has fewer trials, or
     # its file has another budget or confirmation by now.
     is_stale = data.ended is None or not (joins or stays_ended)

@@ -103,7 +103,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
     seen = {os.path.realpath(folder)}
     for root, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
-        folders[:] = [name for name in sorted(folders) if not _is_nobodys(Path(root, name), seen)]
+        folders[:] = [name for name in sorted(folders) if not _is_skipped(Path(root, name), seen)]
         for name in sorted(names):
             path = Path(root, name)
             if (
@@ -114,7 +114,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _is_nobodys(folder: Path, seen: set[str]) -> bool:
+def _is_skipped(folder: Path, seen: set[str]) -> bool:
     """Return whether a folder is to be skipped.
 
     It is if it holds what programs made for themselves, or has been visited under another name.

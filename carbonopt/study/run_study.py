@@ -34,10 +34,11 @@ def run_study(session: Session) -> StudyData:
             - if another worker leads the study, or there is no study to join;
             - for a mistake that can be known before the engine begins;
             - for a mistake that the preparation finds;
+            - for input files that have changed since an earlier call;
             - if this call's devices are not those of the study.
         StudyInterrupted: After `interrupted` returned True; the running trial has been put back.
         MeasurementError: If no energy can be measured.
-        CarbonoptError: If the study can't go on, such as for changed input files.
+        CarbonoptError: If the study can't go on, such as for input files that change meanwhile.
     """
     paths, joins, name = session.paths, session.joins, session.checked.config.name
     if joins and session.local_worker is None and not has_storage(paths, session.url):
