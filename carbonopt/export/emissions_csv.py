@@ -1,7 +1,7 @@
 """CodeCarbon's emissions.csv, one row for each trial.
 
 The columns and their order are those of CodeCarbon 3.3.2 (`codecarbon/output_methods/
-emissions_data.py`). As in CodeCarbon, energies include the PUE and powers do not, and
+emissions_data.py`). As in CodeCarbon, energies and powers include the PUE, and
 `energy_consumed` is the sum of the components.
 """
 
@@ -42,7 +42,9 @@ def emissions_csv(studies: Iterable[ExportedStudy]) -> str:
 
 def _of_study(study: ExportedStudy) -> dict[str, Any]:
     data = study.data
-    carbon, versions = data.config.carbon, data.provenance.versions
+    carbon, is_replay = data.config.carbon, data.provenance.is_replay
+    # Where a replay's runs were recorded, and with what, is not known.
+    versions = {} if is_replay else data.provenance.versions
     draft = " (draft)" if study.status == "draft" else ""
     return {
         "project_name": f"{data.config.name}{draft}",
@@ -55,7 +57,7 @@ def _of_study(study: ExportedStudy) -> dict[str, Any]:
         "on_cloud": "Y" if carbon.cloud_region is not None else None,
         "python_version": versions.get("python"),
         "codecarbon_version": versions.get("codecarbon"),
-        "tracking_mode": None if data.provenance.is_replay else "process",
+        "tracking_mode": None if is_replay else "process",
         "pue": carbon.pue,
     }
 
@@ -105,8 +107,9 @@ def _measured(study: ExportedStudy, record: TrialRecord) -> dict[str, Any]:
     for name in ("gpu",) if carbon.objective == "gpu" else COMPONENTS:
         kwh = getattr(energy, f"train_{name}")
         if kwh is not None:
-            row[f"{name}_energy"] = kwh * carbon.pue
-            row[f"{name}_power"] = None if seconds is None else joules_from_kwh(kwh) / seconds
+            row[f"{name}_energy"] = with_pue_kwh = kwh * carbon.pue
+            power_w = None if seconds is None else joules_from_kwh(with_pue_kwh) / seconds
+            row[f"{name}_power"] = power_w
     return row
 
 

@@ -347,7 +347,7 @@ def test_codecarbon_takes_the_table_for_its_own(tmp_path):
     assert len(pandas.read_csv(tmp_path / "emissions.csv")) == 2
 
 
-def test_energies_include_the_pue_and_powers_do_not():
+def test_energies_and_powers_include_the_pue():
     node = {"name": "n", "devices": ("GPU-1", "GPU-2"), "readings": on_gpu(0).energy_kwh}
     ran = {"nodes": (NodeReadings(**node),), "started_at": "2026-01-01T01:00:00.5+01:00"}
     record = on_gpu(0, **ran, params={"world_size": 2})
@@ -357,7 +357,7 @@ def test_energies_include_the_pue_and_powers_do_not():
     assert float(row["emissions"]) / energy == pytest.approx(0.23, rel=1e-12)
     parts = [float(row[f"{part}_energy"]) for part in ("gpu", "cpu", "ram")]
     assert sum(parts) == pytest.approx(energy, rel=1e-12)
-    assert float(row["gpu_power"]) == pytest.approx(10e3 / 30)  # 10 kJ in 30 s
+    assert float(row["gpu_power"]) == pytest.approx(1.1 * 10e3 / 30)  # 10 kJ in 30 s
     assert float(row["emissions_rate"]) == pytest.approx(float(row["emissions"]) / 30)
     assert (row["gpu_count"], row["gpu_model"]) == ("2", "2 x a GPU")
     (alone,) = rows(gpu_study(on_gpu(0, **ran)))  # it leaves the other GPU idle
