@@ -1,18 +1,21 @@
 """A CSV table as text, safe to open in a spreadsheet."""
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 # The characters that can begin a formula, alone or after white space that spreadsheets skip.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+# An option of a command, such as --shuffle, computes nothing and reaches no other program.
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 
 
 def csv_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     """Return a table with a header; None is an empty cell.
 
     Text that a spreadsheet would take for a formula (it begins with = + - or @, a tab or a line
-    break) gets an apostrophe before it.
+    break) gets an apostrophe before it, unless it is an option's name such as --shuffle.
     """
     lines: list[str] = []
     # The csv module quotes the characters of its own line end only, and readers take a bare \r
@@ -34,4 +37,6 @@ def _no_formula(value: Any) -> Any:
 
     OWASP advises it under the name "CSV Injection". Numbers stay as they are.
     """
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    if not isinstance(value, str) or _OPTION.fullmatch(value):
+        return value
+    return f"'{value}" if value.startswith(_FORMULA) else value

@@ -120,14 +120,14 @@ def test_the_exported_csv_keeps_evaluations_as_json() -> None:
 
 
 def test_no_text_becomes_a_formula_of_a_spreadsheet() -> None:
-    texts = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a=1", "'=1")
+    texts = ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "--x|y", "a=1", "'=1", "--x-y")
     records = [
         record(number, TrialState.FAILED, failure=Failure(kind=text, text="x"))
         for number, text in enumerate(texts)
     ]
     records[0] = records[0].model_copy(update={"gpu_disagreement": -0.5})
     files = data_files(records)
-    expected = [f"'{text}" for text in texts[:6]] + list(texts[6:])
+    expected = [f"'{text}" for text in texts[:7]] + list(texts[7:])
     for text in (
         files[TRIALS_CSV],
         csv_text([trial_record.as_json() for trial_record in records]).encode(),
