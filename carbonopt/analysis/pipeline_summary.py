@@ -28,7 +28,7 @@ def handed_on(data: StudyData, count: int) -> tuple[int, ...]:
     """Return the trials that the next steps of a pipeline begin with, at most so many.
 
     The recommended one is first; then come others that meet the target, those on the Pareto front
-    first, each part by emissions. Empty: no trial met the target.
+    first, each part by emissions. Empty: no configuration is recommended.
     """
     rec = recommend(data)
     if rec.trial is None or not count:

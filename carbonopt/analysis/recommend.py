@@ -43,7 +43,7 @@ class Baseline(Frozen):
 
 
 class Closest(Frozen):
-    """The trial that came closest when no trial met the target."""
+    """The trial that came closest when no configuration is recommended."""
 
     trial: int
     state: TrialState
@@ -70,8 +70,8 @@ class Rejected(Frozen):
 class Answer(Frozen):
     """The recommendation for a target, and the saving of a run.
 
-    All is None when no trial met the target. The figures of a repeated configuration are means over
-    its seeds (of the quality as `Configuration.value`).
+    All is None when no configuration is recommended. The figures of a repeated configuration are
+    means over its seeds (of the quality as `Configuration.value`).
     """
 
     trial: int | None = None
@@ -93,9 +93,9 @@ class Recommendation(Answer):
     """The trial to take, and what speaks for it."""
 
     target: Target
-    params: TrialParams | None  # None: no trial met the target
+    params: TrialParams | None  # None: no configuration is recommended
     baseline: Baseline | None  # None: no trial completed
-    closest: Closest | None  # only when no trial met the target
+    closest: Closest | None  # only when no configuration is recommended
     shortfall: Shortfall | None  # the closest trial's; None: there is none, or it did not complete
     # trial numbers, by emissions; repeated configurations count with their means
     pareto_front: tuple[int, ...]

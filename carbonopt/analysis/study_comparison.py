@@ -38,7 +38,7 @@ class ComparedStudy(Frozen):
     target: Target
     g_co2e_per_kwh: float  # the study's own intensity
     pue: float
-    recommended: ComparedRun | None  # None: no trial met the target
+    recommended: ComparedRun | None  # None: nothing is recommended
     front: tuple[ComparedRun, ...]  # sorted by emissions
     trials: int  # number of finished trials, repeats included
     spent_energy_kwh: float  # energy of the whole study, without PUE

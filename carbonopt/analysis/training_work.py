@@ -10,9 +10,6 @@ from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Frozen
 from carbonopt.spec.study_data import SessionLedger, StudyData, union_s, wall_clock_s
 
-# Tasks that pass each token forward and backward through each parameter once.
-_DENSE_TASKS = ("causal_lm", "sft")
-
 
 class TrainingWork(Frozen):
     """The work of all of a study's runs: trials in every state, and probes.
@@ -106,7 +103,8 @@ def trained_flop(data: StudyData, record: TrialRecord) -> float | None:
     """
     workload, tokens = data.config.workload, trained_tokens(data, record)
     parameters = data.prepared.model_parameters if data.prepared else None
-    is_dense = workload is not None and workload.task in _DENSE_TASKS
+    # It passes each token forward and backward through each parameter once.
+    is_dense = workload is not None and workload.task == "causal_lm"
     if tokens is None or parameters is None or not is_dense or record.params.lora_rank:
         return None
     return float(FLOP_PER_PARAMETER_AND_TOKEN * parameters * tokens)

@@ -114,8 +114,8 @@ def percent_text(fraction: float | None) -> str:
         return "over 99.9 %"
     if percent > 1e6:  # a diverged trial's perplexity can be hundreds of digits above the others
         return "over 1,000,000 %"
-    if percent < -1000:  # the lower end of a saving that two short runs leave open
-        return "under -1,000 %"
+    if percent < -1e6:  # the lower end of a saving that two short runs leave open
+        return "under -1,000,000 %"
     return f"{_fixed(percent, 0, 3)} %" if abs(percent) >= 99.95 else f"{percent:.3g} %"
 
 
@@ -206,10 +206,11 @@ def count_text(count: int, noun: str) -> str:
     return f"{_fixed(count, 0, 3)} {noun}{'' if count == 1 else 's'}"
 
 
-def runs_text(trials: int, probes: int) -> str:
-    """Return the number of a study's runs: '9 trials and 1 probe'; repeats are trials."""
-    counted = count_text(trials, "trial")
-    return f"{counted} and {count_text(probes, 'probe')}" if probes else counted
+def run_counts_text(trials: int, repeats: int, probes: int = 0) -> str:
+    """Return the number of a study's runs by kind: '9 trials, 2 repeats and 1 probe'."""
+    counts = {"trial": trials, "repeat": repeats, "probe": probes}
+    parts = [count_text(count, noun) for noun, count in counts.items() if count or noun == "trial"]
+    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
 
 
 def visible_text(value: object) -> str:

@@ -1,1 +1,1 @@
-"""The exports of a study: the winner, which can be trained again, and its model card."""
+"""The exports of a study: the winner, which can be trained again, and the forms of standards."""

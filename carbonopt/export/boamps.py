@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from carbonopt import __version__
+from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
 from carbonopt.core.quality import (
     ACCURACY,
@@ -87,12 +88,17 @@ def _header(study: ExportedStudy) -> dict[str, Any]:
 def _task(study: ExportedStudy, workload: Workload) -> dict[str, Any]:
     data, rec = study.data, study.recommendation
     assert workload.model is not None and workload.dataset is not None
-    quality, runs = rec.target.quality, fmt.runs_text(len(data.records), len(data.probes))
+    quality, repeats = rec.target.quality, rec.repeats
+    runs = fmt.run_counts_text(len(data.records) - repeats, repeats, len(data.probes))
+    counts_whole = counts_whole_processes(data)
+    window = "with start-up and evaluations" if counts_whole else "in its training alone"
     recommended = (
         f"one run of its recommended configuration, trial {rec.trial}, takes"
-        f" {fmt.energy_text(rec.energy_kwh)} and emits {fmt.emissions_text(rec.emissions_kg_co2e)}"
+        f" {fmt.energy_text(rec.energy_kwh)} {window} and emits"
+        f" {fmt.emissions_text(rec.emissions_kg_co2e)}, with the data centre's overhead"
+        f"{fmt.mean_of_text(rec.confidence.seeds if rec.confidence else 1)}"
         if rec.met
-        else "no trial met the target"
+        else "no configuration is recommended"
     )
     return known(
         taskStage="training" if workload.model.from_config is not None else "finetuning",
@@ -105,7 +111,7 @@ def _task(study: ExportedStudy, workload: Workload) -> dict[str, Any]:
             f" for the configuration with the lowest emissions whose {quality.name} is"
             f" {quality.bound_word} {quality.target_text(rec.target.value)}. The energy is that of"
             f" all runs and all between them; {recommended}. Energy counted: {study.counted};"
-            f" without the data centre's overhead (PUE {data.config.carbon.pue:.3g})."
+            f" energies are without the data centre's overhead (PUE {data.config.carbon.pue:.3g})."
         ),
     )
 

@@ -49,7 +49,7 @@ class ExportedStudy:
 
     @property
     def record(self) -> TrialRecord | None:
-        """The recommended trial; None: no trial met the target."""
+        """The recommended trial; None: no configuration is recommended."""
         number = self.recommendation.trial
         return next((record for record in self.data.records if record.trial == number), None)
 

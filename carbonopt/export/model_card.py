@@ -67,13 +67,14 @@ def _command(workload: Workload | None, record: TrialRecord) -> str | None:
 
 def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]:
     config, workload = data.config, data.config.workload
-    # which model a script trains, and with which library, is not known
-    of_library = not config.is_script
-    metadata: dict[str, Any] = {"library_name": "transformers"} if of_library else {}
-    if workload is not None and of_library:
-        metadata["pipeline_tag"] = card_of(workload).pipeline_tag
+    # Which model a script or a recorded run trained, and with which library, is not known.
+    of_library = None if config.is_script else workload
+    metadata: dict[str, Any] = {}
+    if of_library is not None:
+        metadata["library_name"] = "transformers"
+        metadata["pipeline_tag"] = card_of(of_library).pipeline_tag
         named = {
-            key: hub for key, name in workload.names_or_paths.items() if (hub := hub_name(name))
+            key: hub for key, name in of_library.names_or_paths.items() if (hub := hub_name(name))
         }
         metadata |= known(base_model=named.get("model"))
         if "dataset" in named:
@@ -92,8 +93,8 @@ def _metadata(data: StudyData, recommendation: Recommendation) -> dict[str, Any]
             geographical_location=_place(data),
             hardware_used=_hardware(data.provenance.hardware),
         )
-    if recommendation.value is not None and workload is not None and of_library:
-        metadata["model-index"] = [_results(config, workload, recommendation.value)]
+    if recommendation.value is not None and of_library is not None:
+        metadata["model-index"] = [_results(config, of_library, recommendation.value)]
     return metadata
 
 
@@ -134,8 +135,9 @@ def _source(data: StudyData) -> str:
     )
     counted = ("gpu",) if carbon.objective == "gpu" else COMPONENTS
     known = ", ".join(f"{name.upper()} {sources[name]}" for name in counted if name in sources)
+    measured_by = "carbonopt" if data.provenance.is_replay else "carbonopt with CodeCarbon"
     return (
-        f"carbonopt with CodeCarbon; energy of the training window: {known or 'as recorded'};"
+        f"{measured_by}; energy of the training window: {known or 'as recorded'};"
         f" {fmt.intensity_text(intensity.g_co2e_per_kwh)} g CO2e/kWh ({intensity.source}), PUE"
         f" {carbon.pue:.3g}"
     )

@@ -87,7 +87,7 @@ def functional_unit(study: ExportedStudy) -> FunctionalUnit | None:
         )
         return FunctionalUnit(unit="training token", amount=tokens, why=why)
     if parameters:
-        why = "the training tokens of some runs are not known, so neither are their FLOP"
+        why = "the training tokens are not known of every run, so neither are their FLOP"
         return FunctionalUnit(unit="parameter", amount=parameters, why=why)
     return None
 

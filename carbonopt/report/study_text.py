@@ -17,14 +17,12 @@ SAMPLERS = {
 
 
 def trials_text(records: Iterable[TrialRecord]) -> str:
-    """Count finished trials and repeats, and say how many others run or were interrupted."""
+    """Count trials and repeats, and say how many of them were interrupted or run."""
     records = list(records)
-    finished = [record for record in records if record.has_finished]
-    repeats = sum(record.repeat_of is not None for record in finished)
-    parts = [fmt.count_text(len(finished) - repeats, "trial")]
-    parts += [fmt.count_text(repeats, "repeat")] if repeats else []
-    parts += unfinished_texts(records)
-    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+    repeats = sum(record.repeat_of is not None for record in records)
+    counted = fmt.run_counts_text(len(records) - repeats, repeats)
+    unfinished = ", ".join(unfinished_texts(records))
+    return f"{counted} ({unfinished})" if unfinished else counted
 
 
 def unfinished_texts(records: Iterable[TrialRecord]) -> list[str]:
@@ -32,12 +30,8 @@ def unfinished_texts(records: Iterable[TrialRecord]) -> list[str]:
     unfinished = [record for record in records if not record.has_finished]
     interrupted = sum(record.stop_reason is StopReason.INTERRUPTED for record in unfinished)
     running = sum(record.state is TrialState.RUNNING for record in unfinished)
-    parts = []
-    if interrupted:
-        parts.append(f"{interrupted} that {'was' if interrupted == 1 else 'were'} interrupted")
-    if running:
-        parts.append(f"{running} that {'runs' if running == 1 else 'run'}")
-    return parts
+    counts = {"interrupted": interrupted, "running": running}
+    return [f"{count} {state}" for state, count in counts.items() if count]
 
 
 def goal_text(search: Search) -> str:

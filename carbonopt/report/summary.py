@@ -4,7 +4,6 @@ from collections.abc import Collection
 
 from carbonopt.analysis.comparison import AtEqualQuality, Comparison
 from carbonopt.analysis.confidence import LEVEL, is_failed_replicate
-from carbonopt.analysis.confirmation import was_cut_off
 from carbonopt.analysis.recommend import Baseline, Recommendation, cheaper_but_unsure
 from carbonopt.core import format as fmt
 from carbonopt.core.dimensions import TrialParams
@@ -66,7 +65,7 @@ def refutation_text(study: StudyView) -> str:
     """Say how repeats refuted the configurations that met the target with the search's seed."""
     tried = {rejected.trial for rejected in study.recommendation.rejected}
     repeats = [run for run in study.data.records if run.repeat_of in tried]
-    repeats = [run for run in repeats if run.has_finished and not was_cut_off(run)]
+    repeats = [run for run in repeats if run.has_finished and not run.was_cut_off]
     lost = [run for run in repeats if is_failed_replicate(run)]
     count, ended = len(repeats), _lost_text({run.state for run in lost})
     if len(lost) == count:

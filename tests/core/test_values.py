@@ -24,7 +24,13 @@ def test_a_value_that_can_not_be_seen_is_quoted(value: object, text: str) -> Non
 
 @pytest.mark.parametrize(
     ("fraction", "text"),
-    [(-873.89, "under -1,000 %"), (-9.5, "-950 %"), (0.998, "99.8 %"), (0.9999, "over 99.9 %")],
+    [
+        (-20.5, "-2,050 %"),
+        (-1e5, "under -1,000,000 %"),
+        (-9.5, "-950 %"),
+        (0.998, "99.8 %"),
+        (0.9999, "over 99.9 %"),
+    ],
 )
 def test_a_share_that_says_nothing_more_is_cut(fraction: float, text: str) -> None:
     assert percent_text(fraction) == text

@@ -94,7 +94,7 @@ def test_closure_of_the_gpus_and_of_the_whole():
     assert [(row["Phase"], row["GPUs' part (kJ)"]) for row in rows_of(shown["by-phase"])] == [
         ("preparation, at each start of carbonopt run", "0"),
         ("between trials, and the study beside them", "0.300"),
-        ("start-up of trials", "1.00"),
+        ("start-up and end of trials", "1.00"),
         ("training", "10.0"),
         ("evaluation", "0.500"),
         ("sum", "11.8"),

@@ -31,9 +31,10 @@ from carbonopt.core import format as fmt
 from carbonopt.core.trial import TrialState
 from carbonopt.core.units import human_duration
 from carbonopt.report.assemble import whole
+from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.document import Document
 from carbonopt.report.paper.paper_files import paper_files
-from carbonopt.report.paper.paper_text import bibliography, checklist, methods
+from carbonopt.report.paper.paper_text import bibliography, checklist, methods, statement
 from carbonopt.report.render.latex import _SHOWN, MOST_ROWS, escape, tables
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import Hardware, Intensity, StudyData
@@ -220,8 +221,8 @@ SAYS = {
         "not yet",
     ),
     "met": (
-        "Modelled, not measured: the energy of CPU and RAM",
-        "Measured: the energy of GPU",
+        "Modelled, not measured: the energy of the CPU and RAM",
+        "Measured: the energy of the GPUs",
         "No offset",
     ),
 }
@@ -285,8 +286,15 @@ def test_the_checklist_of_a_replay_and_of_no_result_claims_nothing() -> None:
 
 # Verbs in the imperative, which begin a sentence or follow a colon or semicolon.
 ORDER = re.compile(
-    r"(?:^|[.:;] )(allow|raise|run|read|train|lower|set|use|give|repeat)\b", re.IGNORECASE
+    r"(?:^|[.:;] )(allow|raise|run|read|train|lower|set|use|give|repeat|let|say|evaluate|look|see)\b",
+    re.IGNORECASE,
 )
+
+
+@pytest.mark.parametrize("key", TEMPLATES)
+def test_what_a_paper_states_of_a_caveat_gives_no_orders(key: str) -> None:
+    finding = TEMPLATES[key][1].partition("{then}")[0]
+    assert not ORDER.search(finding) and "{advice}" not in finding
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -303,6 +311,16 @@ def test_a_paper_gives_its_reader_no_orders(name: str) -> None:
             assert line.startswith("%") or not ORDER.search(line), line
 
 
+def test_the_statement_says_that_start_up_and_evaluations_are_not_in_a_runs_energy() -> None:
+    run = on_gpu(0, 20e3)
+    assert run.energy_kwh.total > run.energy_kwh.train
+    view = StudyView(gpu_study(run))
+    said = " ".join(statement(view, whole(view)).replace("~", " ").split())
+    energy, took = fmt.energy_text(run.energy_kwh.train), human_duration(run.duration_s.total)
+    assert f"The training of one run of the recommended configuration uses {energy}" in said
+    assert f"The run took {took} with its start-up and evaluations, whose energy counts in" in said
+
+
 @needs_latex
 def test_the_statement_of_a_replay_claims_no_time_that_the_table_lacks() -> None:
     """A table has the time of steps alone: not that of start-up, evaluations or pauses."""
@@ -310,7 +328,7 @@ def test_the_statement_of_a_replay_claims_no_time_that_the_table_lacks() -> None
     took = study.record(study.recommendation.trial).duration_s
     assert took.total > took.train
     said = " ".join(files["statement.tex"].decode().replace("~", " ").split())
-    assert f"in {human_duration(took.train)} of training." in said
+    assert f"The training took {human_duration(took.train)}." in said
     assert "start-up" not in said and "pauses" not in said
 
 

@@ -77,6 +77,7 @@ def test_what_makes_a_comparison_doubtful_is_said():
     assert numbers_of(a=SMALL, b=other_target)["different_targets"] == {
         "targets": "a: 6.000; b: 8.000"
     }
+    assert document_of(a=SMALL, b=other_target).headline.endswith("their targets differ")
     one, other = (
         SMALL.model_copy(update={"prepared": PREPARED.model_copy(update={"eval_tokens": n})})
         for n in (9, 8)

@@ -411,6 +411,7 @@ def test_trials_whose_repeats_all_diverged_met_the_target_once() -> None:
         trial(2, 3e-3, 4.2),
         repeat(3, 0, None),
         repeat(4, 1, None),
+        repeat(5, 0, None, state=TrialState.PRUNED, stop_reason=StopReason.BUDGET),
         target=4.0,
     )
     rec = recommend(data)
@@ -461,14 +462,14 @@ def test_a_mean_that_misses_is_compared_with_the_target_and_shows_what_is_missin
     assert {"target_missed", "no_direction"} <= caveats.keys()
 
 
-def test_trials_that_were_interrupted_or_run_are_counted_apart() -> None:
+def test_trials_that_were_interrupted_or_run_are_named_in_the_count() -> None:
     stopped = {"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED}
     running = {"state": TrialState.RUNNING}
     done = [trial(0), trial(1)]
     assert trials_text(done) == "2 trials"
-    assert trials_text([*done, trial(2, **stopped)]) == "2 trials and 1 that was interrupted"
+    assert trials_text([*done, trial(2, **stopped)]) == "3 trials (1 interrupted)"
     records = [*done, repeat(2, 0, 4.0), trial(3, **stopped), trial(4, **running)]
-    assert trials_text(records) == "2 trials, 1 repeat, 1 that was interrupted and 1 that runs"
+    assert trials_text(records) == "4 trials and 1 repeat (1 interrupted, 1 running)"
     assert trials_text([]) == "0 trials"
     view = StudyView(missed(*done, trial(2, **stopped), target=6.0))
     (own,) = (tile for tile in tiles(view) if tile.label == "The study itself")

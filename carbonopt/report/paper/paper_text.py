@@ -60,6 +60,8 @@ _OF_DATA = {
     "shakespeare": "karpathy2015unreasonable",
 }
 
+_THE = {"gpu": "the GPUs", "cpu": "the CPU", "ram": "RAM"}
+
 
 def methods(study: StudyView, document: Document) -> str:
     """Return the text on methods and results.
@@ -96,20 +98,22 @@ def statement(study: StudyView, document: Document) -> str:
     """
     data, rec = study.data, study.recommendation
     record, known = study.record(rec.trial), data.provenance.energy_source
-    run = None if record is None else record.duration_s
     replayed = data.provenance.is_replay  # recorded runs have the time of their steps alone
     counted = [name for name in COMPONENTS if is_counted(data, name)]
     return _rendered(
         "statement.tex",
         study,
         replayed=replayed,
-        run_took=None if run is None else human_duration(run.train if replayed else run.total),
+        took=None if record is None else record.duration_s,
+        whole_processes=counts_whole_processes(data),
+        duration=human_duration,
         confirmed=rec.confidence is None or rec.confidence.confirmed,
         seeds=rec.confidence.seeds if rec.confidence else 1,
         trials=trials_text(data.records),
+        draft=data.ended is None,
         pays_back_interval=runs_text(rec.break_even_interval),
-        measured=_listed([name.upper() for name in counted if known.get(name) == "measured"]),
-        modelled=_listed([name.upper() for name in counted if known.get(name) == "modelled"]),
+        measured=_listed([_THE[name] for name in counted if known.get(name) == "measured"]),
+        modelled=_listed([_THE[name] for name in counted if known.get(name) == "modelled"]),
         no_gpu="gpu" not in known,
         unmeasured=_listed(list(map(str, study.spent.unmeasured_trials))),
         caveats=[
@@ -139,7 +143,7 @@ def checklist(study: StudyView) -> str:
         winner_s=record.duration_s.total if record and record.duration_s else None,
         work=study.work,
         duration=human_duration,
-        runs=_runs(data),
+        runs=_runs(study),
         reached=(
             None
             if not rec.met
@@ -151,12 +155,14 @@ def checklist(study: StudyView) -> str:
     )
 
 
-def _runs(data: StudyData) -> str:
-    """Count the study's runs, its trials by state, too."""
+def _runs(study: StudyView) -> str:
+    """Count the study's runs, its trials and repeats by state, too."""
+    data, repeats = study.data, study.recommendation.repeats
     counts = Counter(record.state for record in data.records)
     states = [f"{counts[state]:,} {state.value}" for state in TrialState if counts[state]]
-    runs = fmt.runs_text(len(data.records), len(data.probes))
-    return f"{runs}; of the trials, {_listed(states)}" if states else runs
+    runs = fmt.run_counts_text(len(data.records) - repeats, repeats, len(data.probes))
+    kinds = "trials and repeats" if repeats else "trials"
+    return f"{runs}; of the {kinds}, {_listed(states)}" if states else runs
 
 
 def is_learned(study: StudyView) -> bool:
