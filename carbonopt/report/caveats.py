@@ -67,6 +67,7 @@ class Template(string.Formatter):
             "quality": quality.text,
             "loss": quality.loss_text,
             "trials": trials_text,
+            "Trials": lambda numbers: trials_text(numbers).capitalize(),
             "value": fmt.value_text,
             "seconds": "{:.2g}".format,
         }

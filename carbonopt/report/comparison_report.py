@@ -69,6 +69,10 @@ class StudiesView:
     def at_common(self) -> str:
         return f"at {fmt.intensity_text(self.comparison.g_co2e_per_kwh)} g CO2e/kWh"
 
+    @property
+    def have_different_targets(self) -> bool:
+        return len({study.target.value for study in self.comparison.studies}) > 1
+
     def results(self) -> dict[str, Any]:
         """Return the comparison in full precision, for the JSON file.
 
@@ -134,7 +138,8 @@ def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
     than = f"{ranked[1].name}{', the next best' if len(ranked) > 2 else ''}"
     interval = view.comparison.less_interval
     less = f"{ranked[0].name}: {fmt.less_text(saving)} CO2e a run ({confidence_text(interval)})"
-    compared_text = f"{less}, {view.at_common}, than {than}"
+    differ = "; their targets differ" if view.have_different_targets else ""
+    compared_text = f"{less}, {view.at_common}, than {than}{differ}"
     if is_within_noise(interval):
         return f"No difference in CO2e is shown {AT_LEVEL}; {compared_text}"
     return compared_text
@@ -142,7 +147,7 @@ def _headline(view: StudiesView, caveats: Iterable[Caveat]) -> str:
 
 def _caveats(view: StudiesView) -> Iterator[Caveat]:
     common, quality = view.comparison, view.quality
-    if len({study.target.value for study in common.studies}) > 1:
+    if view.have_different_targets:
         targets = _listed(
             {study.name: quality.target_text(study.target.value) for study in common.studies}
         )
