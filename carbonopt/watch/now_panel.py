@@ -89,7 +89,7 @@ def _doing(state: WatchedState, running: Sequence[TrialRecord]) -> str:
         return f"Running {fmt.count_text(len(running), 'trial')}"
     if data.planned_start is not None:
         return f"Waiting for {'cleaner' if data.planned_start.rule else 'its'} hours"
-    return "Running, between two trials"
+    return "Running, but no trial runs now"
 
 
 def _facts(state: WatchedState, best: Recommendation) -> list[tuple[str, str]]:

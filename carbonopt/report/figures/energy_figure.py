@@ -18,7 +18,7 @@ HATCHED: dict[str, Any] = {
 PHASES = {
     Phase.PREPARE: "preparation, at each start of carbonopt run",
     Phase.GAP: "between trials, and the study beside them",
-    Phase.SETUP: "start-up of trials",
+    Phase.SETUP: "start-up and end of trials",
     Phase.TRAIN: "training",
     Phase.EVAL: "evaluation",
 }

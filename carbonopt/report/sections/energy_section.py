@@ -19,6 +19,7 @@ from carbonopt.core.trial import (
     READINGS_APART_S,
     GpuEnergy,
     Phase,
+    StopReason,
     TrialRecord,
     TrialState,
 )
@@ -64,7 +65,8 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
     whole = ("sum", spent.energy_kwh, spent.gpu_kwh)
     trials = {state: fmt.count_text(counts[state], "trial") for state in spent.by_state_kwh}
     states = [
-        (f"{state.value} ({trials[state]})", kwh) for state, kwh in spent.by_state_kwh.items()
+        (f"{_became(state, data)} ({trials[state]})", kwh)
+        for state, kwh in spent.by_state_kwh.items()
     ]
     between_kwh = spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP]
     if spent.probes_kwh:
@@ -96,6 +98,11 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
     )
     by_phase_note = untold if counts_whole_processes(data) else ""
     by_phase_note = unrecorded if data.provenance.is_replay else by_phase_note
+    if data.config.checkpoint is not None:
+        by_phase_note += (
+            " The writing of checkpoints counts as start-up and end of trials; the table of stages"
+            " has it alone."
+        )
     rows = [*_phase_rows(study), whole]
     yield table(
         "by-phase",
@@ -103,7 +110,7 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
         rows,
         columns,
         paper="energy",
-        note=by_phase_note,
+        note=by_phase_note.strip(),
     )
     columns = [word("State", 0, strong=_is_sum), energy, kg, share]
     earlier = "A trial counts with its earlier attempts that were interrupted."
@@ -111,6 +118,15 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
     yield table(
         "by-state", "Energy by what became of the trials", [*states, whole], columns, note=note
     )
+
+
+def _became(state: TrialState, data: StudyData) -> str:
+    """Say what became of a state's trials; an interrupted one has failed only so far."""
+    of_state = [record for record in data.records if record.state is state]
+    interrupted = sum(record.stop_reason is StopReason.INTERRUPTED for record in of_state)
+    if not interrupted:
+        return state.value
+    return "interrupted" if interrupted == len(of_state) else f"{state.value} or interrupted"
 
 
 def _phase_rows(study: StudyView) -> list[tuple[str, float, float | None]]:

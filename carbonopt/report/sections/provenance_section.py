@@ -114,7 +114,7 @@ def _machine(data: StudyData) -> dict[str, str]:
             *(f"{part} each" for part in parts),
         ]
     else:
-        parts = [*hardware.gpus, *parts]
+        parts = [*fmt.counted_names(hardware.gpus), *parts]
     parts += [f"driver {hardware.driver}"] if hardware.driver else []
     ranks = max((record.params.world_size for record in data.records), default=0)
     where = "" if hardware.gpus else " on the CPU"

@@ -46,9 +46,9 @@ SPENT_ON = {
 
 def section(study: StudyView) -> Section | None:
     stages = study.stages
-    tables = tuple(
-        made for made in (_by_stage(stages), _speeds(study), _stopped_early(stages)) if made.rows
-    )
+    continued = any(record.continued_at_steps for record in study.data.records)
+    by_stage = _by_stage(stages, continued=continued)
+    tables = tuple(made for made in (by_stage, _speeds(study), _stopped_early(stages)) if made.rows)
     return (
         Section(key="stages", title="Time and energy of the trials", blocks=tables, level=3)
         if tables
@@ -72,15 +72,18 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("small_training", trial=study.recommendation.trial, share=share)
 
 
-def _by_stage(stages: Stages) -> Table:
+def _by_stage(stages: Stages, *, continued: bool) -> Table:
     names = NAMES | (
         {Stage.COMPILE: f"{NAMES[Stage.COMPILE]}, compilation in it"} if stages.compiles else {}
     )
     imports_s = next((row.median_s for row in stages.shares if row.stage is Stage.IMPORTS), None)
-    note = (
-        "Of each trial's last attempt. Energies of stages that last a few tenths of a second are no"
-        " sharper than "
+    attempts = (
+        "Training is that of all attempts, up to the checkpoints that they went on from; the other"
+        " stages are those of each trial's last attempt."
+        if continued
+        else "Of each trial's last attempt."
     )
+    note = f"{attempts} Energies of stages that last a few tenths of a second are no sharper than "
     note += "the readings, which are 0.05 to 0.1 s apart."
     if stages.imported_before and imports_s is not None and imports_s < NO_IMPORTS_S:
         note += (
