@@ -213,8 +213,9 @@ class _Interview:
                 raise BadInput(f"the data has no column {answer!r}; give one of its columns.")
             return answer
 
-        question = f"    its {key.replace('_', ' ')} ({', '.join(columns)})"
-        return self._ask(f"{_COLUMN} {key}=NAME", question, None, known)
+        of = f"{key.replace('_', ' ')}, one of: {', '.join(columns)}"
+        question = f"    its {of}; or Enter for other data"
+        return self._ask(f"{_COLUMN} {key}=NAME", question, None, known, back="Give other data.")
 
     def _values(self, command: str) -> dict[str, Any]:
         """Return the values of each dimension of a script."""
@@ -245,11 +246,17 @@ class _Interview:
         proposal: str | None,
         read: Callable[[str], Answer],
         given: str | None = None,
+        back: str | None = None,
     ) -> Answer:
         """Return an answer; at the terminal, a wrong one is asked for again.
 
+        Args:
+            back: for a question that belongs to another one: the error that an empty answer raises,
+                so that the other question is asked again.
+
         Raises:
-            BadInput: if a given answer is wrong, the option is missing, or the input ends.
+            BadInput: if a given answer is wrong, the option is missing, the input ends, or an
+                empty answer asks for the question before.
         """
         given = self.options.get(option) if given is None else given
         if given is not None:
@@ -260,18 +267,23 @@ class _Interview:
         while True:
             try:
                 answer = input(f"{prompt}: ").strip() or proposal
-                if answer is not None:
-                    return read(answer)
-                print("    An answer is needed.")
             except EOFError as error:
                 print()
                 raise _InputEnded(
                     f"the input ended at the question for {option}; no file was written."
                 ) from error
-            except _InputEnded:  # at a question that belongs to this one
-                raise
             except UnicodeDecodeError:
                 print("    An answer must be UTF-8.")
+                continue
+            if answer is None:
+                if back is not None:
+                    raise BadInput(back)
+                print("    An answer is needed.")
+                continue
+            try:
+                return read(answer)
+            except _InputEnded:  # at a question that belongs to this one
+                raise
             except BadInput as error:
                 print(printable(f"    {error}"))
 

@@ -46,7 +46,7 @@ def run(
     """Run or resume a study, and write its report.
 
     After an interruption, run the same command again to resume the study. The exit code is 0 if a
-    trial met the target, 3 if none did, and 130 if interrupted.
+    configuration is recommended for the target, 3 if none is, and 130 if interrupted.
     """
     from carbonopt.engines.slurm import needs_jobs
     from carbonopt.storage.paths import StudyPaths

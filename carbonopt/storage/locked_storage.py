@@ -100,9 +100,7 @@ class Patience:
                 f"the storage {file} has been held for {human_duration(self.limit_s)} by"
                 f" {_holders(file)}"
             )
-            raise StorageHeld(
-                f"{held}; close it there and type the same command again, which goes on."
-            )
+            raise StorageHeld(f"{held}; close it there, then type the same command again.")
         time.sleep(_LOOK_AGAIN_S)
 
 

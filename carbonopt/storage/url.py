@@ -159,7 +159,10 @@ def connect(
     except ImportError as error:
         install = "type: pip install 'carbonopt[postgresql]', or use sqlite:///FILE"
         raise BadInput(f"{what}: its driver is missing ({error}); {install}.") from error
-    except (SQLAlchemyError, RuntimeError, ValueError, TypeError) as error:
+    except (
+        optuna.exceptions.StorageInternalError,
+        *(SQLAlchemyError, RuntimeError, ValueError, TypeError),
+    ) as error:
         if _OTHER_TABLES in str(error):
             raise BadInput(f"{what} can't be opened: {_about_other_tables(str(error))}") from error
         reason = _reason_without_secrets(error, parsed)

@@ -273,7 +273,10 @@ def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
             )
     for name in REQUIRED:
         if space.get(name) is None:
-            raise BadInput(f"search.space.{name} is missing.", keys=("search", "space"))
+            raise BadInput(
+                f"search.space must have {', '.join(REQUIRED)}, but {name} is missing; add it.",
+                keys=("search", "space"),
+            )
     return raw
 
 

@@ -92,9 +92,11 @@ class ColumnUnknown(BadInput):
     def __init__(self, role: Role, columns: Sequence[str]) -> None:
         self.role, self.columns = role, tuple(columns)
         among = ", ".join(map(shortened, columns)) or "none"
+        other = next((mark for mark in ";|\t" if len(columns) == 1 and mark in columns[0]), None)
+        separated = "" if other is None else f" Separate them by commas instead of {other!r}."
         super().__init__(
             f"--column {role.key}=NAME is missing: the data has no column called"
-            f" {' or '.join(role.names)}; its columns are {among}."
+            f" {' or '.join(role.names)}; its columns are {among}.{separated}"
         )
 
 
