@@ -77,7 +77,7 @@ def study_texts(
 
     Raises:
         BadInput: If the study lacks what the form needs.
-        TargetNotMet: If the form is of a model, and no trial met the target.
+        TargetNotMet: If the form is of a model, and no configuration is recommended.
     """
     if form in RECORDS:
         return {f"records.{form}": _records_text(data, form)}

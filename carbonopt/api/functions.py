@@ -46,7 +46,7 @@ def run(
             is stopped and can be resumed.
 
     Returns:
-        The study. Whether a trial met the target, `Study.recommend` says.
+        The study. `Study.recommend` has the recommendation, or says that there is none.
 
     Raises:
         BadInput: If something is wrong that the user can change. The text names the rule, the value

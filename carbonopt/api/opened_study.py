@@ -151,7 +151,8 @@ class Study:
         Raises:
             BadInput: If the format is unknown, the study lacks what it needs, or the folder can't
                 be written.
-            TargetNotMet: If the format describes a model, and no trial met the target.
+            TargetNotMet: If the format describes a model, and no configuration is
+                recommended.
         """
         publication = {"license": license, "url": url, "creator": creator}
         check_form(format, publication)

@@ -9,7 +9,7 @@ from carbonopt.report.document import Caveat, with_caveats
 
 
 class TargetNotMet(CarbonoptError, ValueError):
-    """The error that no trial meets the target.
+    """The error that no configuration is recommended for the target.
 
     It is a `ValueError`, too, as Optuna raises it where a study has no best trial.
 
@@ -26,7 +26,7 @@ class TargetNotMet(CarbonoptError, ValueError):
 
 
 class Recommended(Recommendation):
-    """The recommendation for a target that a trial meets, with all that speaks against it.
+    """The configuration that is recommended for a target, with all that speaks against it.
 
     Figures of a repeated configuration are means over its seeds.
 

@@ -141,7 +141,7 @@ _MICRO_BATCH_KEYS, _ZERO_KEYS = ("train_micro_batch_size_per_gpu",), ("zero_opti
 _OFFLOADS = ("offload_optimizer.device", "offload_param.device", "cpu_offload", "cpu_offload_param")
 _OFFLOAD_KEYS = tuple(f"zero_optimization.{key}" for key in _OFFLOADS)
 _DPO, _RLHF = ("dpo",), ("rlhf",)
-# The other tasks compare a model with itself.
+# dpo and rlhf compare a model with its start; a script has dimensions of its own.
 _TASKS_WITHOUT_REFERENCE = (
     "causal_lm",
     "sft",

@@ -19,7 +19,7 @@ _SHORTEST_WINDOW_S = 0.95
 _POLL_S = 0.002
 # A counter ticks every 0.1 s on an H200; a counter that stands still for this long is dead.
 _DEAD_AFTER_S = 1.0
-_JOULES_PER_MJ = 1e-3
+_JOULES_PER_MILLIJOULE = 1e-3
 # Two samples of the power that are farther apart say nothing of the time between them.
 _SAMPLES_APART_S = 0.1
 # Twice the power limit of the largest GPU boards of 2026; a counter that says more has jumped.
@@ -63,7 +63,7 @@ class EnergyCounters:
                 )
         self._last_mj, self._last_s = now_mj, now_s
         return tuple(
-            (now - start) * _JOULES_PER_MJ
+            (now - start) * _JOULES_PER_MILLIJOULE
             for start, now in zip(self._start_mj, now_mj, strict=True)
         )
 

@@ -1,6 +1,8 @@
 """The forms of others' standards in which a study is exported.
 
-Each form is a file of `carbonopt.export` and a line of `STANDARDS`.
+Each form is a file of `carbonopt.export` and a line of `STANDARDS`, and of `FORMATS` in
+`api/export_forms.py`. Croissant has a function of its own, as it describes a report's tables. For a
+pipeline, `pipeline_text` joins forms in JSON; a form in another one needs a branch there.
 """
 
 import json

@@ -55,7 +55,7 @@ _WEIGHT_BYTES = 2  # bytes of the weight in bf16; the gradient has as many
 # Korthikanti et al. 2022, arXiv 2205.05198.
 _LAYER_BYTES = 34
 _LOGIT_BYTES = 10  # for each token and vocabulary entry: bf16, and its float32 copy and gradient
-_USABLE_SHARE = 0.8  # share of a GPU's memory that may be planned for; these are rough numbers
+_PLANNED_SHARE = 0.8  # share of a GPU's memory that may be planned for; these are rough numbers
 # GPT-2 124M on an H200: 2.2 mJ for 6 × 124M FLOP a token (reports/performance.md)
 _JOULES_A_FLOP = 3e-12
 # Runs that need less don't compile: that took 1.1 to 3.8 kJ on an H100 and an H200, and saves a
@@ -499,7 +499,7 @@ def _memory(facts: Facts) -> float:
     return (
         math.inf
         if facts.gpu_memory_gib is None
-        else _USABLE_SHARE * facts.gpu_memory_gib * BYTES_PER_GIB
+        else _PLANNED_SHARE * facts.gpu_memory_gib * BYTES_PER_GIB
     )
 
 
