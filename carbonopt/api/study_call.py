@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from carbonopt.study.study_checks import CheckedStudy
     from carbonopt.study.trackers import Trackers
 
+# Longest wait for a server that does not answer, in a call that has nothing left to run: sending
+# what trackers lack is then its purpose.
+_CATCH_UP_S = 60.0
+
 
 class CallDisplay(StudyDisplay, Protocol):
     """A display of one call, which ends with it."""
@@ -120,8 +124,11 @@ def call_ended_study(
         data = ended_study(checked, paths, storage, warn)
         if data is None:
             return None
-        with contextlib.closing(open_trackers(checked.config, paths.trackers, warn)) as trackers:
+        trackers = open_trackers(checked.config, paths.trackers, warn)
+        try:
             trackers.study_ended(data)
+        finally:
+            trackers.close(limit_s=_CATCH_UP_S)
         return data, write_own_report(data, paths)
 
 

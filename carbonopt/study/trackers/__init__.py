@@ -90,25 +90,31 @@ class Trackers:
             self._openers = {name: self._openers[name] for name in self._catching_up}
         self._send(lambda tracker: tracker.study_ended(data))
 
-    def close(self, interrupted: Callable[[], bool] = lambda: False) -> None:
+    def close(
+        self, interrupted: Callable[[], bool] = lambda: False, limit_s: float | None = None
+    ) -> None:
         """Let the trackers finish what is queued, as long as they get on with it.
 
         Once `interrupted` returns True, they have a few seconds in all.
+
+        Args:
+            limit_s: how long to wait for a tracker that does nothing more; None: a few seconds, so
+                that the command's end waits no longer.
         """
         if self._closed:
             return
-        self._closed = True
+        self._closed, limit_s = True, _CLOSE_S if limit_s is None else limit_s
         if self._thread is not None:
             began_s = time.monotonic()
             # A full queue means that the thread hangs; it is found alive below.
             with contextlib.suppress(queue.Full):
                 self._messages.put(None, timeout=_CLOSE_S)
-            while self._thread.is_alive() and not self._is_overdue(began_s, interrupted()):
+            while self._thread.is_alive() and not self._is_overdue(began_s, interrupted(), limit_s):
                 self._thread.join(0.02)
         hangs = self._thread is not None and self._thread.is_alive()
         if hangs:
             self._warnings.put(
-                f"the trackers did not finish within {_CLOSE_S:g} s: {self._unsent()}."
+                f"the trackers did not finish within {limit_s:g} s: {self._unsent()}."
             )
         if self._dropped:
             self._warnings.put(
@@ -136,17 +142,17 @@ class Trackers:
         ]
         return "; ".join(filter(None, parts))
 
-    def _is_overdue(self, began_s: float, interrupted: bool) -> bool:
+    def _is_overdue(self, began_s: float, interrupted: bool, limit_s: float) -> bool:
         """Return whether the study's end has waited long enough for the trackers.
 
         It waits for their imports, and then as long as they get on; a user who has interrupted the
-        study waits for `_CLOSE_S` in all.
+        study waits for `limit_s` in all.
         """
         now_s = time.monotonic()
         if not self._all_opened.is_set() and not interrupted:
             return now_s - began_s > _OPEN_S
         since_s = began_s if interrupted else max(began_s, self._last_done_s)
-        return now_s - since_s > _CLOSE_S
+        return now_s - since_s > limit_s
 
     def _send(self, message: Callable[[Tracker], None]) -> None:
         if not self._openers or self._closed:
