@@ -248,15 +248,18 @@ def parse_gpus(answer: str) -> tuple[int, ...]:
 
 
 def check_country(answer: str) -> str:
-    """Return a country's code; raises BadInput if its electricity is not known."""
+    """Return a country's code by its code or English name, in any case.
+
+    Raises:
+        BadInput: If it is none, or its electricity is not known.
+    """
+    code = country_code(answer) or answer
     try:
-        carbon = Carbon(country=answer)
+        carbon = Carbon(country=code)
     except ValidationError as error:
-        code = country_code(answer)
-        meant = "" if code is None else f" Did you mean {code}?"
-        raise BadInput(f"--country: {first_error(error)}{meant}") from error
+        raise BadInput(f"--{first_error(error)}") from error
     reference_intensity(carbon)
-    return answer
+    return code
 
 
 def parse_budget(answer: str) -> dict[str, Any]:

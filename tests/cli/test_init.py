@@ -320,20 +320,21 @@ def test_six_questions_with_proposals_from_the_data(here: Path) -> None:
 def test_a_wrong_answer_is_asked_for_again(here: Path) -> None:
     done = typed(
         "sfft", "sft", "nothing.jsonl", "text.txt", "chats.jsonl", "no model", "from_config", "-3", "low",
-        "50", "0,0", "none", "Germany", "DEU", "soon", "2h",
+        "50", "0,0", "none", "Germania", "germany", "soon", "2h",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     study = yaml.safe_load(Path("study.yaml").read_text())
     assert study["workload"]["task"] == "sft"
     assert study["target"] == {"perplexity": 50.0}
     assert study["budget"] == {"hours": 2, "until": "converged"}
+    assert study["carbon"]["country"] == "DEU"
     for word in (
         "did you mean sft?",
         "'nothing.jsonl'",
         "text.txt",
         "'no model'",
         "-3",
-        "'Germany'",
+        "'Germania'",
     ):
         assert word in done.stdout
 
@@ -371,6 +372,12 @@ def test_a_column_without_a_usual_name_is_asked_for(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     dataset = yaml.safe_load(Path("study.yaml").read_text())["workload"]["dataset"]
     assert (dataset["text_column"], dataset["label_column"]) == ("words", "kind")
+
+
+def test_an_empty_answer_about_a_column_asks_for_other_data(here: Path) -> None:
+    write_rows(here / "useless.jsonl", [{"a": "b", "c": "d"}] * 2)
+    done = typed("useless.jsonl", "", "text.txt", arguments=[*options("causal_lm")[:2], *COMMON])
+    assert done.stdout.count("2/6") == 2, done.stdout
 
 
 def test_the_end_of_the_input_leaves_no_file(here: Path) -> None:
@@ -512,8 +519,7 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
     ("sft", "--data", "one.jsonl", ["eval_fraction", "1"]),
     ("sft", "--gpus", "first", ["--gpus", "'first'"]),
     ("sft", "--gpus", "0,0", ["--gpus", "differ"]),
-    ("sft", "--country", "Germany", ["--country", "'Germany'", "DEU"]),
-    ("sft", "--country", "deu", ["--country", "'deu'", "DEU"]),
+    ("sft", "--country", "Germania", ["--country", "'Germania'", "DEU"]),
     ("sft", "--country", "XYZ", ["country", "XYZ"]),
     ("sft", "--budget", "0", ["--budget", "'0'"]),
     ("sft", "--budget", "1.5", ["--budget", "'1.5'"]),
