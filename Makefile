@@ -58,6 +58,7 @@ sampler: .venv/installed-dev
 
 # The constraints pin torch without saying which build: where a GPU is, the package index gives the CUDA one.
 .venv/installed: pyproject.toml constraints.txt
+	@echo "Installing into .venv. This takes some minutes."
 	$(PYTHON) -m venv .venv
 	$(INSTALL) --editable .
 	touch $@

@@ -61,6 +61,9 @@ class Shortfall(Frozen):
     trend: Trend | None  # None: it was evaluated once
     # epochs that it had, if they are the most that the space allows and its loss still fell
     most_epochs: float | None
+    # epochs that it had, if they are the most that the space allows; None: they are not, or it was
+    # evaluated once
+    epochs_at_most: float | None
     edges: tuple[Edge, ...]
 
 
@@ -86,13 +89,14 @@ def shortfall(data: StudyData, trial: int, value: float, target: Target) -> Shor
     )
     most = most or isinstance(epochs, Fixed)
     missing_loss = target.quality.loss_of(value) - target.quality.loss_of(target.value)
-    most_epochs = params.epochs if most and trend is not None and trend.falls else None
+    epochs_at_most = params.epochs if most and trend is not None else None
     # Where there is no curve, epochs at the end of the space are the only sign that more may help.
     more = ("epochs",) if trend is None else ()
     return Shortfall(
         missing_loss=missing_loss,
         trend=trend,
-        most_epochs=most_epochs,
+        most_epochs=epochs_at_most if trend is not None and trend.falls else None,
+        epochs_at_most=epochs_at_most,
         edges=edges(data, params, *more),
     )
 

@@ -149,8 +149,10 @@ def method(study: ExportedStudy) -> str:
         else "its training window, without set-up and evaluation"
     )
     gpu = "GPU energy is read from the GPUs' own counters; " if study.work.are_gpus else ""
+    is_metered = "measured" in data.provenance.energy_source.values()
+    how = "metered" if is_metered else "modelled, not metered,"
     return (
-        f"Energy was metered while training ran, by carbonopt with CodeCarbon ({study.counted}):"
+        f"Energy was {how} while training ran, by carbonopt with CodeCarbon ({study.counted}):"
         f" {gpu}CPU and RAM energy, where modelled, follows power models and the CPU time of the"
         " training's processes. The energies are those of the computers; the data centre's overhead"
         f" is in the emissions alone. The recommended run is {window}. The whole study adds all"

@@ -102,13 +102,18 @@ def _qualification(study: StudyView) -> str:
     rec = study.recommendation
     if any(record.inherited_files for record in study.data.records):
         return ", but trials did not begin clean"
-    if rec.confidence is not None and not rec.confidence.confirmed:
-        return ", not confirmed"
-    if is_within_noise(rec.saving_interval):
-        return ", within the noise"
+    reversal = ""
     if (equal := possible_reversal(study.comparison)) is not None:
         saving = "no saving" if equal.highest < 0 else "perhaps no saving"
-        return f" (against the baseline's whole run; against its run up to the target, {saving})"
+        reversal = (
+            f" (against the baseline's whole run; against its run up to the target, {saving})"
+        )
+    if rec.confidence is not None and not rec.confidence.confirmed:
+        return f", not confirmed{reversal}"
+    if is_within_noise(rec.saving_interval):
+        return ", within the noise"
+    if reversal:
+        return reversal
     if rec.baseline is None:
         return ""
     if not rec.baseline.meets_target:

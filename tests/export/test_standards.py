@@ -46,6 +46,7 @@ from carbonopt.cli.export_command import FORMATS
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Attempt, NodeReadings, StopReason, TrialState
 from carbonopt.export.emissions_csv import COLUMNS
+from carbonopt.report.assemble import top
 from carbonopt.report.data_files import data_files
 from carbonopt.report.paper.paper_text import checklist
 from carbonopt.report.standards import (
@@ -316,7 +317,8 @@ def test_devices_that_wait_for_the_hours_of_a_schedule_are_the_studys():
     whole = known(data, "annex-xi")["whole_study"]
     assert whole["hardware_days"] - whole["wall_clock_days"] == pytest.approx(3600 / 86400)
     assert whole["waiting_days"] == pytest.approx(3600 / 86400)
-    paper = checklist(StudyView(data))
+    view = StudyView(data)
+    paper = checklist(view, top(view))
     assert all(time in paper for time in ("1 h 00 min", "1 min 10 s", "1 h 01 min"))
     assert known(data, "sci")["embodied"]["gpu_s"] == 3670
     # Its energy includes that of the wait, so its duration does.
@@ -330,7 +332,9 @@ def test_tokens_and_counts_of_trials_and_probes_are_told_apart():
     assert known(data, "sci")["training_tokens_of"] == {"trials": 200, "probes": 100}
     runs = "2 trials and 1 probe"
     assert runs in known(data, "boamps")["task"]["taskDescription"]
-    assert runs in text(data, "model-card") and runs in checklist(StudyView(data))
+    assert runs in text(data, "model-card") and runs in checklist(
+        StudyView(data), top(StudyView(data))
+    )
 
 
 # ----------------------------------------------------------------------------------------------

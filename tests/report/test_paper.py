@@ -246,9 +246,14 @@ def test_the_methods_say_how_the_energy_of_each_component_is_known() -> None:
     assert all(f"{component.upper()} {how}" in text for component, how in known.items())
 
 
+def checklist_of(data: StudyData) -> str:
+    view = StudyView(data)
+    return checklist(view, whole(view))
+
+
 def answers(data: StudyData) -> dict[str, tuple[str, str]]:
     """The answer to each question of the checklist, and all that is said of it."""
-    parts = re.split(r"\\paragraph\{(.*?)\.\}", checklist(StudyView(data)))
+    parts = re.split(r"\\paragraph\{(.*?)\.\}", checklist_of(data))
     asked = zip(parts[1::2], parts[2::2], strict=True)
     return {
         question: (re.search(r"\\answer(\w+)", said)[1], " ".join(said.replace("~", " ").split()))  # type: ignore[index]
@@ -280,8 +285,8 @@ def test_the_checklist_of_a_replay_and_of_no_result_claims_nothing() -> None:
     unmet = answers(STUDIES["all pruned"])
     assert unmet["Compute resources"][0] == "Yes"
     assert unmet["Statistical significance"][0] == unmet["Code and data"][0] == "NA"
-    assert "This is a draft" in checklist(StudyView(study(trial(0), ended=None)))
-    assert "draft: the study" not in checklist(StudyView(study(trial(0))))
+    assert "This is a draft" in checklist_of(study(trial(0), ended=None))
+    assert "draft: the study" not in checklist_of(study(trial(0)))
 
 
 # Verbs in the imperative, which begin a sentence or follow a colon or semicolon.

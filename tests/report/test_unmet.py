@@ -51,7 +51,8 @@ def curve(number: int, *perplexities: float, **params) -> TrialRecord:
     [
         (4, (6.0, 5.5, 5.0), "more_epochs"),
         (2, (6.0, 5.5, 5.0), "loss_still_fell"),  # 4 are in the space
-        (4, (6.0, 5.001, 5.0), "no_direction"),  # flat
+        (4, (6.0, 5.001, 5.0), "no_more_epochs"),  # flat
+        (2, (6.0, 5.001, 5.0), "no_direction"),
         (4, (5.0,), "no_direction"),  # one evaluation has no slope
         (4, (6.0, 3.9, 5.0), "loss_rose"),
     ],
@@ -61,7 +62,8 @@ def test_more_epochs_only_where_the_most_were_tried_and_the_loss_still_fell(
 ) -> None:
     caveats = caveats_of(missed(curve(0, *perplexities, epochs=epochs)))
     assert caveats["target_missed"].numbers == {"trial": 0, "worse": pytest.approx(0.25)}
-    assert caveats.keys() & {"more_epochs", "loss_still_fell", "loss_rose", "no_direction"} == {key}
+    directions = {"more_epochs", "loss_still_fell", "loss_rose", "no_direction", "no_more_epochs"}
+    assert caveats.keys() & directions == {key}
     assert caveats[key].level is Level.CRITICAL
 
 

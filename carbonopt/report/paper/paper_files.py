@@ -49,7 +49,7 @@ def paper_files(study: StudyView, document: Document) -> dict[str, bytes]:
         **{f"table-{name}.tex": text for name, text in latex_tables.items()},
         "methods.tex": methods(study, document),
         "statement.tex": statement(study, document),
-        "checklist.tex": checklist(study),
+        "checklist.tex": checklist(study, document),
         "main.tex": main(document, latex_tables),
     }
     files = {"references.bib": bibliography(study.data, learned=is_learned(study)).encode()}

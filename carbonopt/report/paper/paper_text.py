@@ -116,15 +116,15 @@ def statement(study: StudyView, document: Document) -> str:
         modelled=_listed([_THE[name] for name in counted if known.get(name) == "modelled"]),
         no_gpu="gpu" not in known,
         unmeasured=_listed(list(map(str, study.spent.unmeasured_trials))),
-        caveats=[
-            caveat.finding
-            for caveat in document.caveats
-            if caveat.level is Level.CRITICAL and rec.met
-        ],
+        caveats=_critical(document) if rec.met else (),
     )
 
 
-def checklist(study: StudyView) -> str:
+def _critical(document: Document) -> list[str]:
+    return [caveat.finding for caveat in document.caveats if caveat.level is Level.CRITICAL]
+
+
+def checklist(study: StudyView, document: Document) -> str:
     """Return drafts of the answers on compute, significance and code that NeurIPS asks for."""
     data, rec = study.data, study.recommendation
     runs = (*data.records, *data.probes)
@@ -152,6 +152,7 @@ def checklist(study: StudyView) -> str:
             )
         ),
         interval=rec.saving_interval and saving_confidence_text(study),
+        caveats=_critical(document) if rec.met else (),
     )
 
 

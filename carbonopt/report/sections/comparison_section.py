@@ -209,9 +209,17 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         )
     if equal is not None:
         saving = (equal.lowest, equal.highest)
-        yield study.caveat("equal_quality", step=equal.baseline_step, saving=saving)
-    if equal is not None and equal.both_stopped is not None:
-        both = equal.both_stopped
+        has_interval = comparison is not None and comparison.saving.lowest is not None
+        yield study.caveat(
+            "equal_quality",
+            step=equal.baseline_step,
+            saving=saving,
+            and_seeds=", and runs differ by their seeds" if has_interval else "",
+        )
+    both = None if equal is None else equal.both_stopped
+    record = study.record(rec.trial)
+    # Stopped at its last step, the recommendation would be the whole run, which is said above.
+    if both is not None and record is not None and both.step != record.steps_done:
         yield study.caveat(
             "equal_quality_both_stopped",
             saving=both.saving_fraction,

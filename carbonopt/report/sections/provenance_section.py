@@ -5,6 +5,7 @@ Files are given by name only: a report is for others, and a path tells of its ma
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from carbonopt.analysis.concurrency import price
@@ -132,12 +133,16 @@ def _machine(data: StudyData) -> dict[str, str]:
     return rows
 
 
+def _minute(time: str) -> str:
+    return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def _search(data: StudyData) -> dict[str, str]:
     search, ran = data.config.search, ""
     if data.sessions:
         took = human_duration(wall_clock_s(data.sessions))
         ran = (
-            f"from {data.sessions[0].started_at}, {took} in"
+            f"from {_minute(data.sessions[0].started_at)}, {took} in"
             f" {count_text(len(data.sessions), 'session')}"
         )
     return {

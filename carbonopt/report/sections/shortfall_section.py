@@ -115,7 +115,10 @@ def _of_the_closest(study: StudyView, missing: Shortfall) -> Iterator[Caveat]:
             "edge", **edge.model_dump(), wanted="higher" if edge.end == "highest" else "lower"
         )
     if not shows and not missing.edges:
-        yield study.caveat("no_direction", missing=loss)
+        if missing.epochs_at_most is not None:
+            yield study.caveat("no_more_epochs", epochs=missing.epochs_at_most, missing=loss)
+        else:
+            yield study.caveat("no_direction", missing=loss)
 
 
 def _of_the_states(study: StudyView) -> Iterator[Caveat]:
