@@ -110,6 +110,10 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys | None) -> str:
                 f"{where}: must have {counts['min_length']} or more entries, but has"
                 f" {counts['actual_length']}."
             )
+        case "model_type":
+            keys = known(loc) if known is not None else ()
+            such = f", {', '.join(keys[:_NAMED])}" if keys else ""
+            return f"{where}: must have keys of its own{such}, but got {shortened(first['input'])}."
         case "bool_type":
             return f"{where}: must be true or false, but got {shortened(first['input'])}."
         case "json_invalid":
