@@ -114,9 +114,8 @@ def _run_rows(comparison: Comparison, rec: Recommendation, base: Baseline) -> li
     ]
     if equal := comparison.equal_quality:
         stopped = f"baseline, up to where it met the target (step {equal.baseline_step})"
-        rows.append(
-            (stopped, None, equal.baseline_emissions_kg_co2e, equal.saving_fraction, None, None)
-        )
+        met_kg, met_saving = equal.baseline_emissions_kg_co2e, equal.saving_fraction
+        rows.append((stopped, None, met_kg, met_saving, equal.lowest, equal.highest))
         before = equal.baseline_emissions_before_kg_co2e, equal.saving_fraction_before
         rows.append(("baseline, up to the evaluation before", None, *before, None, None))
         if both := equal.both_stopped:
@@ -161,7 +160,7 @@ def _note_on_ranges(comparison: Comparison) -> str:
             " and taken off "
         )
         note += "what it emitted up to the evaluation before. "
-    if equal is not None and equal.both_stopped is not None:
+    if equal is not None:
         note += "Stopped runs have a range because the quality is known only at evaluations"
         note += "" if saving.lowest is None else ", and because runs differ as whole runs do"
         note += "."
