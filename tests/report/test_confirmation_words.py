@@ -65,7 +65,7 @@ def test_the_repeats_cost_is_said_beside_the_studys(tmp_path: Path) -> None:
     )
     assert "Of 5 trials and 6 repeats with carbonopt" in page.partition("## For a paper")[2]
     statement = (tmp_path / "report/paper/statement.tex").read_text().replace("~", " ")
-    assert "5 trials and 6 repeats" in statement and "1.21 kJ, or 0.168 g CO" in statement
+    assert "5 trials and 6 repeats" in statement and "1.21 kJ of it, or 0.168 g CO" in statement
 
 
 def test_the_table_of_repeats_says_how_each_stands(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -336,11 +337,14 @@ def with_window(tiny_study: dict, write_study, after: timedelta) -> tuple[Path, 
     return write_study(tiny_study), opens
 
 
-def waits(folder: Path) -> bool:
+def waits(folder: Path, call: int) -> bool:
+    """Whether the call, numbered from 1, waits by now."""
     try:
-        return read(folder).planned_start is not None and bool(read(folder).sessions[-1].waits)
+        data = read(folder)
     except BadInput:  # the command has not stored the study yet
         return False
+    has_begun = len(data.sessions) == call and bool(data.sessions[-1].waits)
+    return data.planned_start is not None and has_begun
 
 
 def interrupted(command: subprocess.Popen, number: int) -> int:
@@ -355,9 +359,10 @@ def test_a_study_waits_through_kills_and_then_runs(
 ) -> None:
     study_file, opens = with_window(tiny_study, write_study, 2 * HOUR)
     folder = tmp_path / "out"
-    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
+    signals = ((1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGINT, 130))
+    for call, number, code in signals:
         command = start(study_file, folder)
-        wait_for(lambda: waits(folder))
+        wait_for(partial(waits, folder, call))
         time.sleep(2 * STORE_WAIT_S)
         pressed_s = time.monotonic()
         assert interrupted(command, number) == code
