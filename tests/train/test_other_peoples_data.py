@@ -34,6 +34,7 @@ from carbonopt.train.data.labels import (
     read_labelled,
 )
 from carbonopt.train.data.rows import check_columns, file_rows, read_rows
+from carbonopt.train.data.swallowed_rows import table_notes
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.tasks.task import training_task
 
@@ -97,6 +98,54 @@ def test_a_tsv_whose_texts_begin_with_quotes_loses_no_rows(tmp_path, text):
     header = "label\ttext" if text[0] == "0" else "text\tlabel"
     path = written(tmp_path / "a.tsv", f"{header}\n{text}")
     assert f"{path}, line 2:" in refusal(path) and "tabs" in refusal(path)
+
+
+ORDINARY = "".join(f"row {number},{'ab'[number % 2]}\n" for number in range(60))
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "line"),
+    [
+        ("text,label", '"6 inch,a\nrow,b\nrow,a\n5",b\n', 2),
+        ("text,label", '"6 inch,a\nrow,b\n5",b\n' * 15, 2),
+        ("text,label", ORDINARY + '"6 inch,a\n5",b\n' * 3, 62),
+        ("text,label", '"6 inch,a\n\nrow,b\nrow,a\n\nrow,b\n\n5",b\n', 2),
+        ("label,text", 'a,"6 inch\nb,row\na,5"\n' * 2, 2),
+        ("id,text,label", '1,"6 inch,a\n2,5",b\n' * 3, 2),
+        ("text,label", '"one\ntwo\nthree",a\n' + '"6 inch,a\nrow,b\n5",b\n' * 5, 5),
+    ],
+    ids=["one", "threes", "twos", "blank lines", "label first", "in the middle", "beside a poem"],
+)
+def test_few_rows_in_each_of_several_cells_add_up(tmp_path, header, rows, line):
+    path = written(tmp_path / "a.csv", f"{header}\n{rows}")
+    assert f"{path}, line {line}:" in refusal(path)
+
+
+POEMS = [
+    '"Roses are red,\nViolets are blue,\nSugar is sweet,\nAnd so are you.",love\n',
+    '"Tyger Tyger, burning bright,\nIn the forests of the night;\n\nWhat immortal hand",awe\n',
+    '"I have 1,000 words\nand no line for them",awe\n',
+]
+
+
+def test_poems_are_read_whole_and_noted_where_they_could_be_rows(tmp_path):
+    path = written(tmp_path / "a.csv", "text,label\n" + "".join(POEMS * 2))
+    with table_notes() as notes:
+        assert [text.count("\n") for text in texts(path)] == [3, 3, 1] * 2
+    (note,) = notes  # on the first and the third poem, whose lines have a row's number of commas
+    assert "a.csv 4 cells" in note and "8 rows" in note
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_joined_rows_of_a_single_column_are_noted(tmp_path, name):
+    rows = "".join(f"row {number}\n" for number in range(50))
+    path = written(tmp_path / name, f'text\n"6 inch\n{rows}5"\nlast\n')
+    with table_notes() as notes:
+        assert len(texts(path)) == 2
+    assert len(notes) == 1 and "1 cell " in notes[0] and "51 rows" in notes[0]
+    with table_notes() as notes:
+        assert texts(written(path, 'text\n"one line"\nanother\n')) == ["one line", "another"]
+    assert notes == []
 
 
 def test_cells_of_several_lines_are_read_whole(tmp_path):

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple, TextIO
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.swallowed_rows import SwallowedRows
 from carbonopt.train.failures import refused
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # The most digits of a whole number in JSON: Python's own limit, above which int() takes quadratic
 # time.
 _MOST_DIGITS = 4300
-# Lines within one CSV cell that look like whole rows; with so many, the cell's quote was hardly
-# meant to open a cell.
-_SWALLOWED_ROWS = 3
 
 
 class Row(NamedTuple):
@@ -343,6 +341,7 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
             named = next(rows, [])
         require_columns(columns, named, str(path))
         places = {column: named.index(column) for column in columns}
+        swallowed = SwallowedRows(named, delimiter)
         number = 0
         while True:
             where = f"{path}, line {rows.line_num + 1}"
@@ -352,32 +351,26 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
             ):
                 cells = next(rows, None)
             if cells is None:
+                swallowed.finish(path.name)
                 return
             if not cells:
                 continue  # an empty line
             number += 1
-            _check_cells(cells, named, places, delimiter, where, number)
+            _check_count(cells, named, places, where, number)
+            # Also in a column that is not read, whose rows would be lost.
+            swallowed.look_at(cells, where)
             yield Row(
                 {column: cells[place] for column, place in places.items()}, f"{path}, row {number}"
             )
 
 
-def _check_cells(
-    cells: Sequence[str],
-    named: Sequence[str],
-    places: dict[str, int],
-    delimiter: str,
-    where: str,
-    number: int,
+def _check_count(
+    cells: Sequence[str], named: Sequence[str], places: dict[str, int], where: str, number: int
 ) -> None:
-    """Check that a row has a cell for each column that is read, and that its quotes close.
-
-    A cell whose first character is a quote goes on to the next quote, so that an unclosed one
-    swallows the rows after it.
+    """Check that a row has a cell for each column that is read.
 
     Raises:
-        BadInput: if the row has more cells than columns, lacks a cell that is read, or has a cell
-            that has swallowed rows.
+        BadInput: if it lacks one, or has more cells than there are columns.
     """
     if len(cells) > len(named):
         more = f"row {number} has {len(cells)}"
@@ -391,27 +384,6 @@ def _check_cells(
                 f"{where}: every row must have a cell for {column!r}, but {has}; add what is"
                 " missing."
             )
-    if len(named) == 1:
-        return
-    # Also in a column that is not read, whose rows would be lost.
-    for column, cell in zip(named, cells, strict=False):
-        if (found := _other_rows(cell, delimiter, len(named))) is not None:
-            raise BadInput(
-                f"{where}: a cell must not hold other rows, but {column!r} of row {number} has"
-                f" {found}; double the quote that it begins with."
-            )
-
-
-def _other_rows(cell: str, delimiter: str, columns: int) -> str | None:
-    """Return what in a cell looks like other rows that its quote has swallowed; None: nothing."""
-    lines = cell.splitlines()
-    # Text has commas, but hardly ever tabs beside ends of lines.
-    if delimiter == "\t" and len(lines) > 1 and delimiter in cell:
-        return f"{len(lines)} lines with tabs"
-    inner = lines[1:-1]
-    if len(inner) < _SWALLOWED_ROWS or any(line.count(delimiter) != columns - 1 for line in inner):
-        return None
-    return f"{len(inner)} lines in it that look like rows"
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
