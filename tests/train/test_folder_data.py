@@ -138,6 +138,72 @@ def test_cells_that_pandas_takes_for_missing_are_texts(tmp_path: Path) -> None:
     assert [row.text("text") for row in rows] == texts
 
 
+# --------------------------------------------------------------------------------------------------------------
+# tables
+
+
+def table_refusal(folder: Path) -> str:
+    with pytest.raises(BadInput) as refused:
+        hub_rows(Dataset(name_or_path=str(folder), eval_split="train"), ("text", "label"))
+    return str(refused.value)
+
+
+def cells_of(folder: Path, **splits: str) -> list[list[str]]:
+    rows = hub_rows(Dataset(name_or_path=str(folder), **splits), ("text", "label"))
+    return [[*row.values.values()] for row in (*rows.train, *(rows.evaluation or ()))]
+
+
+ROWS = "".join(f"row {number},{'ab'[number % 2]}\n" for number in range(8))
+SWALLOWED = f'"6 inch,a\n{ROWS}5",b\n'
+SHIFTED = ROWS.replace("row", "row, or")
+
+
+@pytest.mark.parametrize("rows", [SWALLOWED, SHIFTED, ROWS + SHIFTED, '"6 inch,a\n5",b\n' * 3])
+@pytest.mark.parametrize("name", ["train.csv", "rows.csv", "train/rows.tsv", "train.csv.gz"])
+def test_tables_of_a_folder_are_read_by_the_rules_of_files(
+    name: str, rows: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    text = f"text,label\n{rows}"
+    text = text.replace(",", "\t") if ".tsv" in name else text
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    assert f"{path}, line" in table_refusal(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [SWALLOWED, SHIFTED, '"6 inch,a\n5",b\n' * 3])
+def test_a_table_that_its_card_describes_is_checked_too(rows: str, tmp_path: Path) -> None:
+    card = "---\nconfigs:\n- config_name: default\n  data_files: rows.csv\n  sep: ';'\n---\n"
+    (tmp_path / "README.md").write_text(card)
+    table = tmp_path / "rows.csv"
+    table.write_text(f"text;label\n{ROWS.replace(',', ';')}a, b;c\n")
+    assert cells_of(tmp_path, eval_split="train")[-1] == ["a, b", "c"]
+    table.write_text(f"text;label\n{rows.replace(',', ';')}")
+    assert str(tmp_path) in table_refusal(tmp_path)
+
+
+def test_classes_that_a_card_names_keep_their_names(tmp_path: Path) -> None:
+    label = "{name: label, dtype: {class_label: {names: {'0': bad, '1': good}}}}"
+    features = f"[{{name: text, dtype: string}}, {label}]"
+    (tmp_path / "README.md").write_text(f"---\ndataset_info: {{features: {features}}}\n---\n")
+    (tmp_path / "train.csv").write_text("text,label\none,1\ntwo,0\n")
+    rows = hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text", "label"))
+    assert [row.values["label"] for row in rows.train] == [1, 0]
+    assert rows.names == {"label": ["bad", "good"]}
+
+
+def test_a_folder_of_csv_and_tsv_reads_each_as_its_name_says(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none\ttab,x\n")
+    (tmp_path / "b.tsv").write_text("label\ttext\ny\tone, two\n")
+    assert cells_of(tmp_path, eval_split="train") == [["one\ttab", "x"], ["one, two", "y"]]
+
+
+def test_labels_and_numbers_of_a_table_stay_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n1,007\n2.50,010\n")
+    (tmp_path / "dev.csv").write_text('label,text\nTrue,"one, two"\n')
+    assert cells_of(tmp_path) == [["1", "007"], ["2.50", "010"], ["one, two", "True"]]
+
+
 def test_a_card_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path, ["a"])
     (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")

@@ -510,5 +510,5 @@ def test_splits_that_number_their_classes_otherwise_keep_the_names(tmp_path):
 
 def test_a_folder_that_can_not_be_read_says_why(tmp_path):
     (tmp_path / "train.csv").write_bytes("text\na\n".encode("utf-16"))
-    with pytest.raises(BadInput, match="utf-8"):
+    with pytest.raises(BadInput, match=r"train\.csv must be UTF-8 .* line 1"):
         read_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))

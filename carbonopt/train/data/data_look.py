@@ -19,13 +19,12 @@ from carbonopt.core.files import is_file, is_folder, is_there, user_path
 from carbonopt.core.refusals import hint
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.labels import check_alike, check_classes, check_spellings
+from carbonopt.train.data.opened_files import data_suffix, readable
 from carbonopt.train.data.rows import (
     READERS,
     Row,
     column_names,
-    data_suffix,
     file_rows,
-    readable,
     split_rows,
 )
 from carbonopt.train.data.text import NO_TEXT

@@ -10,7 +10,8 @@ the files in it, and nothing further below matters.
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,29 @@ from datasets.data_files import SPLIT_KEYWORDS
 from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub.repocard import metadata_load
+from pandas.errors import ParserWarning
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.opened_files import data_suffix
+from carbonopt.train.data.swallowed_rows import SwallowedRows
 
 # Suffixes of files without data, which may lie beside the files of any folder.
 _NO_DATA = {"", ".md", ".py", ".yaml", ".yml"}
 _PICTURES = set(ImageFolder.EXTENSIONS)
+_TABLES = (".csv", ".tsv")
+# The settings of the library's reader that don't say how a table is written, or are judged apart.
+_NAMING = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter")
 
 
-def loaded_splits(dataset: Dataset, cache: str | None) -> Any:
+def loaded_splits(
+    dataset: Dataset, cache: str | None
+) -> Mapping[str, "datasets.Dataset | tuple[Path, ...]"]:
     """Return the splits by their names.
+
+    Splits of a local folder that are CSV or TSV files are those files, for the reader of
+    `train_files` to read. The library's reader takes the first cells of a row for an index where
+    the row has too many, and joins rows where a quote doesn't close.
 
     Args:
         cache: the folder into which the library writes what it has read; None: its own.
@@ -52,7 +65,9 @@ def loaded_splits(dataset: Dataset, cache: str | None) -> Any:
     return loaded if saved_splits.is_file() else {dataset.train_split: loaded}
 
 
-def _read_files(dataset: Dataset, folder: Path, cache: str | None) -> Any:
+def _read_files(
+    dataset: Dataset, folder: Path, cache: str | None
+) -> Mapping[str, "datasets.Dataset | tuple[Path, ...]"]:
     """Read the splits from the data set's files.
 
     Cells of CSV are read as they are written: "NA", "None" and "null" are texts, as they are in
@@ -62,12 +77,70 @@ def _read_files(dataset: Dataset, folder: Path, cache: str | None) -> Any:
     if folder.is_dir() and (files := files_of_splits(folder)) is not None:
         options["data_files"] = files
     builder = datasets.load_dataset_builder(dataset.name_or_path, dataset.config, **options)
-    if isinstance(builder.config, CsvConfig):
-        builder = datasets.load_dataset_builder(
-            dataset.name_or_path, dataset.config, keep_default_na=False, **options
-        )
-    builder.download_and_prepare()
-    return builder.as_dataset()
+    if not isinstance(builder.config, CsvConfig):
+        builder.download_and_prepare()
+        return dict(builder.as_dataset())
+    if folder.is_dir() and (tables := _plain_tables(builder)) is not None:
+        return tables
+    return _read_tables(dataset, {**options, "index_col": builder.config.index_col})
+
+
+def _read_tables(dataset: Dataset, options: dict[str, Any]) -> dict[str, datasets.Dataset]:
+    """Let the library read a hub's CSV, or a folder's whose card says how it is written.
+
+    Raises:
+        BadInput: if a row has more cells than there are columns, or has joined others.
+    """
+    name = f"the data set {dataset.name_or_path!r}"
+    if options["index_col"] is None:
+        # Otherwise pandas takes the first cells for an index where a row has too many.
+        options = {**options, "index_col": False}
+    builder = datasets.load_dataset_builder(
+        dataset.name_or_path, dataset.config, keep_default_na=False, **options
+    )
+    try:
+        with warnings.catch_warnings():
+            # pandas warns where it drops cells.
+            warnings.simplefilter("error", ParserWarning)
+            builder.download_and_prepare()
+    except datasets.exceptions.DatasetGenerationError as error:
+        if not isinstance(error.__cause__, ParserWarning):
+            raise
+        raise BadInput(
+            f"{name}: a row must not have more cells than there are columns, but one has; quote"
+            " commas in it."
+        ) from error
+    splits = dict(builder.as_dataset())
+    for split, rows in splits.items():
+        _check_lines(rows, builder.config.sep, f"{name}, split {split},")
+    return splits
+
+
+def _plain_tables(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
+    """Return each split's CSV and TSV files; None if the data set's card says how to read them."""
+    said = {key: value for key, value in vars(builder.config).items() if key not in _NAMING}
+    usual = {key: value for key, value in vars(CsvConfig()).items() if key not in _NAMING}
+    splits = {
+        str(split): tuple(map(Path, files)) for split, files in builder.config.data_files.items()
+    }
+    suffixes = {data_suffix(path) for paths in splits.values() for path in paths}
+    separators = {"\t" if suffix == ".tsv" else "," for suffix in suffixes}
+    # A folder of both is read with the separator of the kind that has more files.
+    is_usual = said == usual and builder.info.features is None and builder.config.sep in separators
+    return splits if is_usual and suffixes <= set(_TABLES) else None
+
+
+def _check_lines(rows: datasets.Dataset, delimiter: str, name: str) -> None:
+    """Check that no cell of a table has swallowed rows.
+
+    Raises:
+        BadInput: if one has.
+    """
+    swallowed = SwallowedRows(rows.column_names, delimiter)
+    for number, row in enumerate(rows, start=1):
+        cells = [value if isinstance(value, str) else "" for value in row.values()]
+        swallowed.look_at(cells, f"{name} row {number}")
+    swallowed.finish(name)
 
 
 def files_of_splits(folder: Path) -> dict[str, list[str]] | None:

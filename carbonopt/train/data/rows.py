@@ -2,20 +2,18 @@
 
 import csv
 import functools
-import gzip
 import json
 import re
 import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.opened_files import data_suffix, file_bytes, open_text, readable
 from carbonopt.train.data.swallowed_rows import SwallowedRows
 from carbonopt.train.failures import refused
 
@@ -155,7 +153,7 @@ def column_names(path: Path) -> tuple[str, ...]:
             return _parquet_names(path)
         if suffix in (".csv", ".tsv"):
             with (
-                _open_text(path, newline="") as file,
+                open_text(path, newline="") as file,
                 refused(
                     f"{path}, line 1, must be a row of column names, but isn't: {{}}.", csv.Error
                 ),
@@ -173,7 +171,7 @@ def _json_names(path: Path, *, whole: bool) -> list[str]:
     if whole:
         text = file_bytes(path).decode("utf-8-sig")
     else:
-        with _open_text(path) as lines:
+        with open_text(path) as lines:
             text = next((line for line in lines if line.strip()), "{}")
     with refused(f"{path} must hold JSON objects, but doesn't: {{}}.", ValueError, RecursionError):
         value = _parsed(text)
@@ -192,12 +190,6 @@ def _parquet_names(path: Path) -> tuple[str, ...]:
         return tuple(pyarrow.parquet.read_schema(path).names)
 
 
-def data_suffix(path: Path) -> str:
-    """Return a data file's suffix in lower case, without the .gz of a compressed one."""
-    suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
-
-
 def file_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     """Read the rows of a file whose `data_suffix` is one of READERS.
 
@@ -208,54 +200,8 @@ def file_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         yield from READERS[data_suffix(path)](path, columns)
 
 
-def file_bytes(path: Path) -> bytes:
-    """Return all bytes of a data file, decompressed where its name ends in .gz."""
-    return gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
-
-
-def _open_text(path: Path, newline: str | None = None) -> TextIO:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
-    return path.open(encoding="utf-8-sig", newline=newline)
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn errors of reading a data file into BadInput.
-
-    Raises:
-        BadInput: if the file can't be read, can't be decompressed or is not UTF-8.
-    """
-    try:
-        yield
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise BadInput(
-            f"the data file {path} must be gzip, as its name says, but isn't: {error}."
-        ) from error
-    except OSError as error:
-        raise BadInput(f"can't read the data file {path}: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:  # its position counts from the start of a chunk
-        raise BadInput(
-            f"the data file {path} must be UTF-8 text, but isn't in line {_undecodable(path)}."
-        ) from error
-
-
-def _undecodable(path: Path) -> int:
-    """Return the number, from 1, of the first line that is not UTF-8."""
-    lines = file_bytes(path).split(b"\n")
-    return next(number for number, line in enumerate(lines, start=1) if not _is_utf8(line))
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    with _open_text(path) as lines:
+    with open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -335,7 +281,7 @@ def _unreadable(value: Any) -> str | None:
 def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[Row]:
     # The limit in characters; the module's own, 131,072, is shorter than many documents.
     csv.field_size_limit(2**31 - 1)
-    with _open_text(path, newline="") as file:
+    with open_text(path, newline="") as file:
         rows = csv.reader(file, delimiter=delimiter, strict=True)
         with refused(f"{path}, line 1, must be a row of column names, but isn't: {{}}.", csv.Error):
             named = next(rows, [])
@@ -482,25 +428,43 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
                 f"{has}"
                 f"{aside if split == dataset.eval_split and dataset.train_split in loaded else ''}."
             )
-        where = f"the data set {name!r}, split {split},"
-        require_columns(columns, loaded[split].column_names, where)
-        rows = loaded[split].select_columns(list(columns))
-        others: dict[str, list[str]] = {}  # classes of this split that are numbered otherwise
-        for column, feature in rows.features.items():
-            if isinstance(feature, datasets.Image):
-                rows = rows.cast_column(column, datasets.Image(decode=False))
-                continue
-            if not isinstance(feature, datasets.ClassLabel):
-                continue
-            if names.setdefault(column, list(feature.names)) != feature.names:
-                others[column] = list(feature.names)
-        parts.append(
-            [
-                Row(_with_names(values, others), f"{where} row {number}")
-                for number, values in enumerate(rows, start=1)
-            ]
-        )
+        if isinstance(part := loaded[split], tuple):
+            parts.append([row for path in part for row in file_rows(path, columns)])
+        else:
+            parts.append(
+                _library_rows(part, columns, f"the data set {name!r}, split {split},", names)
+            )
     return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, names)
+
+
+def _library_rows(
+    part: Any, columns: Sequence[str], where: str, names: dict[str, list[str]]
+) -> list[Row]:
+    """Return the rows of a split that the datasets library has read.
+
+    Args:
+        part: the split, a datasets.Dataset.
+        where: what the rows' places begin with.
+        names: by column, the names of its classes, as the splits before have them. Those of this
+            split are added.
+    """
+    import datasets
+
+    require_columns(columns, part.column_names, where)
+    rows = part.select_columns(list(columns))
+    others: dict[str, list[str]] = {}  # classes of this split that are numbered otherwise
+    for column, feature in rows.features.items():
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+            continue
+        if not isinstance(feature, datasets.ClassLabel):
+            continue
+        if names.setdefault(column, list(feature.names)) != feature.names:
+            others[column] = list(feature.names)
+    return [
+        Row(_with_names(values, others), f"{where} row {number}")
+        for number, values in enumerate(rows, start=1)
+    ]
 
 
 def _with_names(values: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:
