@@ -139,6 +139,65 @@ def test_cells_that_pandas_takes_for_missing_are_texts(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------
+# links
+
+
+def linked(link: Path, target: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target, target_is_directory=True)
+
+
+@pytest.mark.parametrize("beside", [["cat/1.png", "dog/2.png"], []])
+def test_classes_that_are_links_are_read(beside: list[str], tmp_path: Path) -> None:
+    draw(tmp_path / "store", "bird/7.png", "bird/8.png", "more/inner/9.png")
+    draw(tmp_path / "data", *beside)
+    linked(tmp_path / "data/bird", tmp_path / "store/bird")
+    linked(tmp_path / "data/fish", tmp_path / "store/more/inner")
+    expected = sorted([*beside, "bird/7.png", "bird/8.png", "fish/9.png"])
+    assert pictures(tmp_path / "data", eval_split="train")[0] == expected
+
+
+def test_links_within_splits_and_within_links_are_read(tmp_path: Path) -> None:
+    draw(tmp_path / "store", "bird/7.png")
+    draw(tmp_path / "animals", "cat/1.png")
+    linked(tmp_path / "animals/bird", tmp_path / "store/bird")
+    draw(tmp_path / "data", "validation/cat/3.png")
+    linked(tmp_path / "data/train", tmp_path / "animals")
+    linked(tmp_path / "data/validation/bird", tmp_path / "store/bird")
+    train, evaluation = pictures(tmp_path / "data")
+    assert (train, evaluation) == (["bird/7.png", "cat/1.png"], ["bird/7.png", "cat/3.png"])
+
+
+@pytest.mark.parametrize("name", ["data/bird", "bird [x]"])
+def test_links_that_the_library_leaves_out_are_refused(name: str, tmp_path: Path) -> None:
+    draw(tmp_path / "store", "7.png")
+    place = (tmp_path / "set" / name).parent
+    draw(place, "cat/1.png", "dog/2.png")
+    linked(tmp_path / "set" / name, tmp_path / "store")
+    with pytest.raises(BadInput, match=rf"{Path(name).name.split()[0]}.*7\.png"):
+        pictures(tmp_path / "set", eval_split="train")
+
+
+@pytest.mark.parametrize(("name", "target"), [("all", "."), ("cat/up", ".."), ("bird", "nowhere")])
+def test_links_that_lead_nowhere_or_around_are_refused(
+    name: str, target: str, tmp_path: Path
+) -> None:
+    draw(tmp_path, "cat/1.png", "dog/2.png")
+    linked(tmp_path / name, Path(target))
+    with pytest.raises(BadInput, match=f"{tmp_path / name} must"):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_hidden_links_and_links_beside_named_tables_do_no_harm(tmp_path: Path) -> None:
+    linked(tmp_path / "data/.lock", Path("host.1234"))
+    linked(tmp_path / "data/old", tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/rows.csv").write_text("text,label\nold,x\n")
+    (tmp_path / "data/train.csv").write_text("text,label\nnew,x\n")
+    assert cells_of(tmp_path / "data", eval_split="train") == [["new", "x"]]
+
+
+# --------------------------------------------------------------------------------------------------------------
 # tables
 
 

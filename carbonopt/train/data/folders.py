@@ -8,15 +8,19 @@ be read. Here the splits are the folders directly below the data set's folder, o
 the files in it, and nothing further below matters.
 """
 
+import glob
+import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets.data_files import SPLIT_KEYWORDS
+from datasets.data_files import (
+    SPLIT_KEYWORDS,
+)
 from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub.repocard import metadata_load
@@ -77,6 +81,10 @@ def _read_files(
     if folder.is_dir() and (files := files_of_splits(folder)) is not None:
         options["data_files"] = files
     builder = datasets.load_dataset_builder(dataset.name_or_path, dataset.config, **options)
+    if folder.is_dir() and not _tells_its_files(folder / "README.md"):
+        names = itertools.chain(*builder.config.data_files.values())
+        read = {Path(name): None for name in names}
+        _check_links(folder.resolve(), read, options.get("data_files"))
     if not isinstance(builder.config, CsvConfig):
         builder.download_and_prepare()
         return dict(builder.as_dataset())
@@ -114,6 +122,32 @@ def _read_tables(dataset: Dataset, options: dict[str, Any]) -> dict[str, dataset
     for split, rows in splits.items():
         _check_lines(rows, builder.config.sep, f"{name}, split {split},")
     return splits
+
+
+def _check_links(
+    folder: Path, read: Collection[Path], patterns: dict[str, list[str]] | None
+) -> None:
+    """Check that the library has found the files in linked folders.
+
+    Args:
+        folder: the data set's folder.
+        read: the files that it has found.
+        patterns: those by which it looked for them; None: its own.
+
+    Raises:
+        BadInput: if it hasn't.
+    """
+    suffixes = {path.suffix.lower() for path in read}
+    # The names of tables may say their splits, and those of other files don't.
+    by_name = patterns is None and any(map(_names_a_split, read))
+    for link in _linked_folders(folder):
+        for path in _files_below(link):
+            is_data = path.suffix.lower() in suffixes and (_names_a_split(path) or not by_name)
+            if is_data and path not in read:
+                raise BadInput(
+                    f"{folder}: files in the linked folder {link.name}, such as {path.name}, are"
+                    " not found here; put the folder itself in the place of the link."
+                )
 
 
 def _plain_tables(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
@@ -155,16 +189,57 @@ def files_of_splits(folder: Path) -> dict[str, list[str]] | None:
     """
     if _tells_its_files(folder / "README.md"):
         return None
+    links = _linked_folders(folder)
     shown = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_"))]
     folders = [path for path in shown if path.is_dir()]
     splits = _split_folders(folders)
     if splits:
         others = [path for path in folders if path not in splits.values()]
         _check_others(folder, list(splits.values()), others)
-        return {split: [f"{path.name}/**"] for split, path in splits.items()}
+        return {
+            split: [
+                f"{path.name}/**",
+                *_patterns(folder, [link for link in links if path in link.parents]),
+            ]
+            for split, path in splits.items()
+        }
     if any(_names_a_split(path) for path in shown) or [path.name for path in folders] == ["data"]:
         return None
-    return {"train": ["**"]}
+    return {"train": ["**", *_patterns(folder, links)]}
+
+
+def _patterns(folder: Path, links: Iterable[Path]) -> list[str]:
+    """Return patterns of the files in linked folders, which the library's `**` doesn't follow."""
+    return [f"{glob.escape(link.relative_to(folder).as_posix())}/**" for link in links]
+
+
+def _linked_folders(folder: Path) -> list[Path]:
+    """Return all folders below a folder that are links, also those within linked ones.
+
+    Raises:
+        BadInput: if a link leads nowhere, or to a folder in which it lies.
+    """
+    links = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        # The library leaves these out.
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        for path in (Path(place, name) for name in files if not name.startswith(".")):
+            if not path.exists():
+                raise BadInput(
+                    f"the link {path} must lead somewhere, but doesn't; mend or remove it."
+                )
+        for path in (Path(place, name) for name in folders):
+            if not path.is_symlink():
+                continue
+            target = path.resolve()
+            above = (path.parents[n] for n in range(len(path.relative_to(folder).parts)))
+            if any(parent.resolve().is_relative_to(target) for parent in above):
+                raise BadInput(
+                    f"the link {path} must not lead to a folder in which it lies, but leads to"
+                    f" {target}; remove it."
+                )
+            links.append(path)
+    return links
 
 
 def _split_folders(folders: Iterable[Path]) -> dict[str, Path]:
@@ -218,5 +293,11 @@ def _tells_its_files(readme: Path) -> bool:
 
 
 def _suffixes(folder: Path) -> set[str]:
-    suffixes = {Path(name).suffix.lower() for _, _, names in os.walk(folder) for name in names}
-    return suffixes - _NO_DATA
+    return {path.suffix.lower() for path in _files_below(folder)} - _NO_DATA
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder that the library reads, which are those not hidden."""
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))
