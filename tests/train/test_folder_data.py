@@ -241,6 +241,33 @@ def test_a_table_that_its_card_describes_is_checked_too(rows: str, tmp_path: Pat
     assert str(tmp_path) in table_refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("train.csv", "train.jsonl"),
+        ("a.csv", "b.jsonl"),
+        ("train.csv", "train-2.json"),
+        ("train/a.tsv", "train/b.json"),
+        ("data/a.csv.gz", "data/b.ndjson"),
+    ],
+)
+def test_tables_in_several_formats_are_refused(one: str, other: str, tmp_path: Path) -> None:
+    for name in (one, other):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+    table = b"text,label\none,x\ntwo,y\n"
+    (tmp_path / one).write_bytes(gzip.compress(table) if one.endswith(".gz") else table)
+    (tmp_path / other).write_text('{"text": "three", "label": "x"}\n')
+    said = table_refusal(tmp_path)
+    assert Path(one).name in said and Path(other).name in said
+
+
+def test_other_files_beside_named_tables_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\none,x\n")
+    (tmp_path / "vocabulary.json").write_text("{}")
+    (tmp_path / "notes.jsonl").write_text("{}")
+    assert cells_of(tmp_path, eval_split="train") == [["one", "x"]]
+
+
 def test_classes_that_a_card_names_keep_their_names(tmp_path: Path) -> None:
     label = "{name: label, dtype: {class_label: {names: {'0': bad, '1': good}}}}"
     features = f"[{{name: text, dtype: string}}, {label}]"

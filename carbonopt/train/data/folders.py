@@ -20,6 +20,9 @@ from typing import Any
 import datasets
 from datasets.data_files import (
     SPLIT_KEYWORDS,
+    DataFilesDict,
+    get_data_patterns,
+    sanitize_patterns,
 )
 from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
@@ -35,6 +38,11 @@ from carbonopt.train.data.swallowed_rows import SwallowedRows
 _NO_DATA = {"", ".md", ".py", ".yaml", ".yml"}
 _PICTURES = set(ImageFolder.EXTENSIONS)
 _TABLES = (".csv", ".tsv")
+# The formats of rows with columns, by the files' suffixes.
+_FORMATS = {
+    ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
+    ".parquet": "parquet",
+}  # fmt: skip
 # The settings of the library's reader that don't say how a table is written, or are judged apart.
 _NAMING = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter")
 
@@ -85,6 +93,7 @@ def _read_files(
         names = itertools.chain(*builder.config.data_files.values())
         read = {Path(name): None for name in names}
         _check_links(folder.resolve(), read, options.get("data_files"))
+        _check_formats(folder.resolve(), read, options.get("data_files"))
     if not isinstance(builder.config, CsvConfig):
         builder.download_and_prepare()
         return dict(builder.as_dataset())
@@ -148,6 +157,37 @@ def _check_links(
                     f"{folder}: files in the linked folder {link.name}, such as {path.name}, are"
                     " not found here; put the folder itself in the place of the link."
                 )
+
+
+def _check_formats(
+    folder: Path, read: Collection[Path], patterns: dict[str, list[str]] | None
+) -> None:
+    """Check that no tables are left out because others have another format.
+
+    Args:
+        folder: the data set's folder.
+        read: the files that the library has found.
+        patterns: those by which it looked for them; None: its own.
+
+    Raises:
+        BadInput: if there are such tables.
+    """
+    if not {path.suffix.lower() for path in read} <= {*_FORMATS, ".gz"}:
+        return  # a folder of pictures may hold tables, which are about them
+    matched = DataFilesDict.from_patterns(
+        sanitize_patterns(patterns or get_data_patterns(str(folder))),
+        base_path=str(folder),
+        allowed_extensions=list(_FORMATS),
+    )
+    beside = map(Path, itertools.chain(*matched.values()))
+    # JSON that is neither read nor named as a split may hold anything.
+    tables = [path for path in beside if data_suffix(path) != ".json" or _names_a_split(path)]
+    of_format = {_FORMATS.get(data_suffix(path)): path for path in (*read, *tables)}
+    if len(of_format) > 1:
+        raise BadInput(
+            f"{folder} must hold tables in one format, but has"
+            f" {' beside '.join(path.name for path in of_format.values())}; convert or move them."
+        )
 
 
 def _plain_tables(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
