@@ -105,6 +105,36 @@ def test_classes_beside_one_with_the_name_of_a_split_are_refused(tmp_path: Path)
         pictures(tmp_path, eval_split="train")
 
 
+@pytest.mark.parametrize("stray", ["logo.png", "cat/black/3.png", "cat/a/b/3.png"])
+def test_a_stray_picture_is_named(stray: str, tmp_path: Path) -> None:
+    draw(tmp_path, "cat/1.png", "dog/2.png", "dog/4.png", stray)
+    with pytest.raises(BadInput, match=stray):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_a_stray_picture_of_a_split_is_named(tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/2.png", "val/cat/1.png", "val/4.png")
+    with pytest.raises(BadInput, match=r"val/4\.png"):
+        pictures(tmp_path)
+
+
+@pytest.mark.parametrize("names", [["cat/1.png", "cat/2.png"], ["a/cat/1.png", "b/cat/2.png"]])
+def test_pictures_of_one_class_are_refused_with_its_name(names: list[str], tmp_path: Path) -> None:
+    draw(tmp_path, *names)
+    with pytest.raises(BadInput, match="'cat'"):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_pictures_at_any_depth_have_the_classes_of_a_table(tmp_path: Path) -> None:
+    draw(tmp_path, "1.png", "more/2.png")
+    (tmp_path / "metadata.csv").write_text("file_name,label\n1.png,cat\nmore/2.png,dog\n")
+    dataset = Dataset(name_or_path=str(tmp_path), eval_split="train")
+    assert [row.values["label"] for row in hub_rows(dataset, ("image", "label")).train] == [
+        "cat",
+        "dog",
+    ]
+
+
 def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
     draw(tmp_path, "train/cat/1.png", "val/cat/2.png", "dev/cat/3.png")
     with pytest.raises(BadInput, match="dev and val are both validation"):

@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ def _read_files(
         read = {Path(name): None for name in names}
         _check_links(folder.resolve(), read, options.get("data_files"))
         _check_formats(folder.resolve(), read, options.get("data_files"))
+        _check_depths(folder.resolve(), read)
     if not isinstance(builder.config, CsvConfig):
         builder.download_and_prepare()
         return dict(builder.as_dataset())
@@ -187,6 +189,35 @@ def _check_formats(
         raise BadInput(
             f"{folder} must hold tables in one format, but has"
             f" {' beside '.join(path.name for path in of_format.values())}; convert or move them."
+        )
+
+
+def _check_depths(folder: Path, read: Collection[Path]) -> None:
+    """Check that pictures without a table about them have classes.
+
+    Raises:
+        BadInput: if they are not all as many folders deep, or all in one folder.
+    """
+    pictures = [path for path in read if path.suffix.lower() in _PICTURES]
+    # In an archive there may be further pictures.
+    if not pictures or any(
+        path.name in ImageFolder.METADATA_FILENAMES or path.suffix.lower() == ".zip"
+        for path in read
+    ):
+        return
+    depths = Counter(len(path.relative_to(folder).parts) for path in pictures)
+    (usual, _), *others = depths.most_common()
+    if others:
+        stray = next(path for path in pictures if len(path.relative_to(folder).parts) != usual)
+        most = next(path for path in pictures if len(path.relative_to(folder).parts) == usual)
+        raise BadInput(
+            f"{folder} must have a folder for each class, with pictures alone in it, but has"
+            f" {stray.relative_to(folder)} beside {most.relative_to(folder)}; move it."
+        )
+    if len(classes := {path.parent.name for path in pictures}) == 1:
+        raise BadInput(
+            f"{folder} must have folders of pictures of two classes at least, but has"
+            f" {classes.pop()!r} alone."
         )
 
 
