@@ -1,8 +1,12 @@
 """A data set's folder is read as it lies there now, whatever the datasets library has in its cache."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
+import zipfile
 from pathlib import Path
 
 import pyarrow
@@ -133,6 +137,22 @@ def test_pictures_at_any_depth_have_the_classes_of_a_table(tmp_path: Path) -> No
         "cat",
         "dog",
     ]
+
+
+@pytest.mark.parametrize("name", ["train.jsonl.gz", "data.zip", "rows.jsonl.xz", "rows.csv.bz2"])
+@pytest.mark.parametrize("content", ["no archive", "cut off"])
+def test_a_damaged_archive_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    rows = b'{"text": "one"}\n' * 1000
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("rows.jsonl", rows)
+    packed = {
+        ".gz": gzip.compress(rows), ".zip": made.getvalue(), ".xz": lzma.compress(rows),
+        ".bz2": bz2.compress(b"text\n" + rows),
+    }[Path(name).suffix]  # fmt: skip
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2] if content == "cut off" else b"text")
+    with pytest.raises(BadInput, match=str(tmp_path)):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
 
 
 def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:

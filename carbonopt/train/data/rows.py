@@ -3,8 +3,12 @@
 import csv
 import functools
 import json
+import lzma
 import re
+import tarfile
 import tempfile
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -406,7 +410,8 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
     from carbonopt.train.data.folders import loaded_splits
 
     name = dataset.name_or_path
-    damaged = (datasets.exceptions.DatasetsError, OSError, ValueError, yaml.YAMLError)
+    compressed = (EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+    damaged = (datasets.exceptions.DatasetsError, OSError, ValueError, yaml.YAMLError, *compressed)
     unreachable = (
         f"can't reach the Hugging Face hub for the data set {name!r}, and it is not in the local"
         " cache"
