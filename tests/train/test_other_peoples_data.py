@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -26,6 +27,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.data_look import find_data, look_at
 from carbonopt.train.data.labels import (
     Labelled,
     LabelledDataset,
@@ -481,16 +483,43 @@ def test_a_model_that_brings_its_code_is_prepared_only_where_it_is_trusted(tmp_p
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("spam", "spam "), ("spam", " spam"), ("1", "1.0"), ("01", "1"), ("True", "true"), ("a b", "a  b")],
+    [
+        ("spam", "spam "), ("spam", " spam"), ("1", "1.0"), ("01", "1"), ("True", "true"), ("a b", "a  b"),
+        ("caf\u00e9", "cafe\u0301"), ("spam", "spam\u200b"), ("spam", "\ufeffspam"), ("spam", "sp\u00adam"),
+        ("\u2764", "\u2764\ufe0f"), ("a b", "a\u00a0b"),
+    ],
 )  # fmt: skip
 def test_a_class_that_is_spelt_in_two_ways_is_refused(tmp_path, one, other):
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + f"x,{one}\ny,ham\nz,{other}\n" * 5)
     dataset = LabelledDataset(train_files=(str(path),))
-    with pytest.raises(BadInput, match="in one way"):
+    with pytest.raises(BadInput, match="in one way") as refused:
         read_labelled(dataset)
+    shown = str(refused.value)
+    assert any(spelt(one) in shown and spelt(other) in shown for spelt in (repr, ascii))
     path.write_text("text,label\n" + f"x,{one}\ny,ham\nz,{one.upper()}2\n" * 5)
     assert len(read_labelled(dataset).classes) == 3
+
+
+def test_a_class_that_the_evaluation_spells_otherwise_is_refused(tmp_path):
+    train, evaluation = tmp_path / "a.csv", tmp_path / "b.csv"
+    train.write_text("text,label\nx,caf\u00e9\ny,ham\n")
+    evaluation.write_text("text,label\nz,cafe\u0301\n")
+    dataset = LabelledDataset(train_files=(str(train),), eval_files=(str(evaluation),))
+    with pytest.raises(BadInput, match=r"'caf\\xe9'.*'cafe\\u0301'|'cafe\\u0301'.*'caf\\xe9'"):
+        read_labelled(dataset)
+
+
+@pytest.mark.parametrize("other", ["cat ", "cat\u200b"])
+def test_folders_of_classes_that_look_alike_are_refused(tmp_path, other):
+    for number, name in enumerate(["cat", "dog", other] * 2):
+        (tmp_path / name).mkdir(exist_ok=True)
+        Image.new("RGB", (2, 2), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    dataset = {"name_or_path": str(tmp_path), "image_column": "image", "eval_split": "train"}
+    with pytest.raises(BadInput, match="in one way"):
+        read_labelled(LabelledDataset(**dataset))
+    with pytest.raises(BadInput, match="in one way"):
+        look_at("classification", find_data(str(tmp_path), ()), {"image_column": "image"})
 
 
 def test_splits_that_number_their_classes_otherwise_keep_the_names(tmp_path):

@@ -343,6 +343,8 @@ def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> Da
     """
     if source.classes:
         pictures = dict(Counter(source.classes))
+        folders = [Row({}, f"the folder {name!r}") for name in pictures]
+        check_spellings(list(pictures), folders, "label")
         splits = source.keys.get("eval_split") == "train"
         check_classes(pictures, "label", _EVAL_FRACTION if splits else None)
         return DataLook(columns, rows=len(source.classes), classes=pictures)
@@ -402,7 +404,7 @@ def _check_whole(
     if task == "classification":
         column = str(columns[_LABEL.key])
         check_alike(rows, column)
-        check_spellings(rows, column)
+        check_spellings(labels, rows, column)
         check_classes(Counter(labels), column, fraction)
     elif fraction is not None:
         split_rows(rows, fraction)
