@@ -501,6 +501,36 @@ def test_a_class_that_is_spelt_in_two_ways_is_refused(tmp_path, one, other):
     assert len(read_labelled(dataset).classes) == 3
 
 
+def classes_of(path: Path, labels: list) -> tuple[str, ...]:
+    path.write_text("".join(json.dumps({"text": "x", "label": label}) + "\n" for label in labels))
+    return read_labelled(LabelledDataset(train_files=(str(path),))).classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([True, False], ("false", "true")),
+        ([1.0, 0.0, 10.0], ("0", "1", "10")),
+        ([1.0, 2, -1], ("-1", "1", "2")),
+        (["True", "False"], ("False", "True")),
+    ],
+)
+def test_truth_values_and_whole_floats_are_labels(tmp_path, labels, classes):
+    assert classes_of(tmp_path / "a.jsonl", labels * 3) == classes
+    table = pyarrow.table({"text": ["x"] * len(labels) * 2, "label": pyarrow.array(labels * 2)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    read = read_labelled(LabelledDataset(train_files=(str(tmp_path / "a.parquet"),)))
+    assert read.classes == classes
+
+
+@pytest.mark.parametrize(
+    "labels", [[True, 1], [False, "false"], [1, "1"], [0.5, 1.0], [None, 1.0], [float("nan"), 1.0]]
+)
+def test_labels_of_several_kinds_or_fractions_are_refused_with_their_row(tmp_path, labels):
+    with pytest.raises(BadInput, match=r"'label'.*a\.jsonl, line 1"):
+        classes_of(tmp_path / "a.jsonl", labels * 3)
+
+
 def test_a_class_that_the_evaluation_spells_otherwise_is_refused(tmp_path):
     train, evaluation = tmp_path / "a.csv", tmp_path / "b.csv"
     train.write_text("text,label\nx,caf\u00e9\ny,ham\n")

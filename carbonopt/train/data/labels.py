@@ -241,16 +241,24 @@ def check_classes(rows: Mapping[str, int], column: str, fraction: float | None) 
 
 
 def check_alike(rows: Sequence[Row], column: str) -> None:
-    """Refuse whole numbers beside words, since 1 would be the same class as "1"."""
-    first = {isinstance(row.values[column], str): row for row in reversed(rows)}
-    if len(first) == 2:
-        number, word = (
-            f"{row.where} has {row.values[column]!r:.40}" for row in (first[False], first[True])
+    """Refuse whole numbers, words and truth values beside each other.
+
+    1 would be the same class as "1", and true might be either "true" or 1.
+    """
+    first = {_kind(row.values[column]): row for row in reversed(rows)}
+    if len(first) > 1:
+        one, other = (
+            f"{row.where} has {row.values[column]!r:.40}" for row in list(first.values())[:2]
         )
         raise BadInput(
-            f"column {column!r} must hold whole numbers or words, not both, but {number} and"
-            f" {word}."
+            f"column {column!r} must hold whole numbers, words or truth values, not several of"
+            f" them, but {one} and {other}."
         )
+
+
+def _kind(value: Any) -> type:
+    kinds = (str, bool)
+    return next((kind for kind in kinds if isinstance(value, kind)), int)
 
 
 def check_spellings(words: Sequence[str], rows: Sequence[Row], column: str) -> None:
@@ -291,23 +299,44 @@ def _as_seen(word: str) -> str:
     return " ".join(unicodedata.normalize("NFC", _VARIATION.sub("", visible)).split())
 
 
-def _label(row: Row, column: str, names: list[str] | None) -> str:
+def label_text(row: Row, column: str) -> str:
+    """Return a row's label as text.
+
+    A truth value is true or false, as JSON has it. A float such as 1.0 is the whole number, since
+    tables in which a value is missing turn a whole column of numbers into floats.
+
+    Raises:
+        BadInput: if there is none, or it is neither a word nor a whole number or truth value.
+    """
     value: Any = row.values[column]
-    if value is None or value == "":
+    is_missing = value is None or value == "" or value != value  # NaN alone differs from itself
+    if is_missing:
         raise BadInput(
             f"column {column!r} must hold a label in every row, but {row.where} has none."
         )
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        must = f"column {column!r} must hold whole numbers or words"
-        raise BadInput(f"{must}, but {row.where} has the {type(value).__name__} {value!r:.40}.")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if not isinstance(value, int | str):
+        must = f"column {column!r} must hold whole numbers, words or truth values"
+        raise BadInput(
+            f"{must}, but {row.where} has the {type(value).__name__} {value!r:.40}; write a word"
+            " for each class."
+        )
+    return str(value)
+
+
+def _label(row: Row, column: str, names: list[str] | None) -> str:
+    value, text = row.values[column], label_text(row, column)
     if names is None or isinstance(value, str):
-        return str(value)
+        return text
     if not 0 <= value < len(names):
         raise BadInput(
             f"column {column!r} must hold labels from 0 to {len(names) - 1}, but {row.where} has"
             f" {value}."
         )
-    return names[value]
+    return names[int(value)]
 
 
 def _sorted(words: set[str], names: list[str] | None) -> list[str]:
