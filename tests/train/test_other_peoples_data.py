@@ -150,6 +150,50 @@ def test_joined_rows_of_a_single_column_are_noted(tmp_path, name):
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"text,label\r\nhello\rthere,a\r\nworld,b\r\n", 2),
+        (b"label,text\na,one\nb,two\rhalf\nc,three\n", 3),
+        (b"text\none\ntwo\rhalf\n", 3),
+        (b"text\rone\rtwo\nthree\r", 3),
+    ],
+)
+def test_a_carriage_return_within_a_cell_without_quotes_is_named(tmp_path, content, line):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    assert f"{path}, line {line}:" in refusal(path) and "carriage return" in refusal(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n", "\n\r"])
+@pytest.mark.parametrize("last", [True, False])
+def test_every_end_of_line_that_is_the_same_throughout_is_read(tmp_path, end, last):
+    path = tmp_path / "a.csv"
+    text = end.join(["id,text", "1,one", '2,"two\rhalf\nmore"', "3,three"]) + end * last
+    path.write_bytes(text.encode())
+    assert texts(path) == ["one", "two\rhalf\nmore", "three"]
+
+
+def test_line_feeds_with_and_without_carriage_returns_may_be_mixed(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text\r\none\ntwo\r\n")
+    assert texts(path) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.csv", b"text,id\none,1\ntw\0o,2\n", 3),
+        ("a.tsv", b"text\tid\none\t\0\n", 2),
+        ("a.csv", "text,id\none,1\n".encode("utf-16-le"), 1),
+    ],
+)
+def test_a_table_with_nul_characters_is_refused_with_its_line(tmp_path, name, content, line):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert f"{path}, line {line}:" in refusal(path) and "NUL" in refusal(path)
+
+
 def test_cells_of_several_lines_are_read_whole(tmp_path):
     path = written(
         tmp_path / "a.csv", 'id,text\n0,"one,\ntwo,\nthree ""quoted""\nfour\nfive"\n\n1,7" nail\n'

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
@@ -286,9 +286,12 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
     # The limit in characters; the module's own, 131,072, is shorter than many documents.
     csv.field_size_limit(2**31 - 1)
     with open_text(path, newline="") as file:
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        ends = _RowEnds()
+        rows = csv.reader(ends.lines(file), delimiter=delimiter, strict=True)
         with refused(f"{path}, line 1, must be a row of column names, but isn't: {{}}.", csv.Error):
             named = next(rows, [])
+        _check_is_text(named, f"{path}, line 1")
+        ends.check(f"{path}, line 1")
         require_columns(columns, named, str(path))
         places = {column: named.index(column) for column in columns}
         swallowed = SwallowedRows(named, delimiter)
@@ -306,12 +309,54 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
             if not cells:
                 continue  # an empty line
             number += 1
+            ends.check(where)
+            _check_is_text(cells, where)
             _check_count(cells, named, places, where, number)
             # Also in a column that is not read, whose rows would be lost.
             swallowed.look_at(cells, where)
             yield Row(
                 {column: cells[place] for column, place in places.items()}, f"{path}, row {number}"
             )
+
+
+class _RowEnds:
+    """The line ends that separate the rows of a table.
+
+    Python takes a carriage return alone for an end of a row, too, as old files from a Mac have it.
+    Between other ends it is a part of a cell that was written without quotes.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""  # the line that was read last
+        self._alone: bool | None = None  # whether the rows so far end with a carriage return alone
+
+    def lines(self, file: TextIO) -> Iterator[str]:
+        for line in file:
+            self._last = line
+            yield line
+
+    def check(self, where: str) -> None:
+        """Check that the row that was read last ends as those before.
+
+        Raises:
+            BadInput: if it doesn't.
+        """
+        if not self._last.endswith(("\r", "\n")):
+            return  # the end of the file
+        is_alone = self._last.endswith("\r")
+        if self._alone not in (None, is_alone):
+            raise BadInput(
+                f"{where}: rows must all end with a line feed, or all with a carriage return alone,"
+                " but here the end differs from that of the row before; put cells that hold a"
+                " carriage return into quotes, or convert the ends of lines."
+            )
+        self._alone = is_alone
+
+
+def _check_is_text(cells: Sequence[str], where: str) -> None:
+    """Raise BadInput if a cell has NUL characters, as files in UTF-16 and binary ones do."""
+    if any("\0" in cell for cell in cells):
+        raise BadInput(f"{where}: cells must be text, but have NUL characters; convert the file.")
 
 
 def _check_count(
