@@ -490,7 +490,7 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
     ("causal_lm", "--data", "nul.txt", ["nul.txt", "NUL"]),
     ("causal_lm", "--data", "empty.txt", ["empty.txt"]),
     ("causal_lm", "--data", "book.pdf", ["book.pdf", "convert"]),
-    ("classification", "--data", "nulls.jsonl", ["'intent'", "line 1", "None"]),
+    ("classification", "--data", "nulls.jsonl", ["'intent'", "line 1", "line 1 has none"]),
     ("classification", "--data", "pairs.jsonl", ["label_column", "'prompt'"]),
     ("seq2seq", "--data", "python-docs", ["--data", "'python-docs'"]),
     ("sft", "--model", "nowhere", ["--model", "'nowhere'"]),

@@ -332,6 +332,20 @@ def test_prepare_counts_and_reuses(tmp_path, text_file):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_prepare_notes_what_may_be_joined_rows(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text('text\n"6 inch\nrow\n5"\n' + f"{TEXT[:40].strip()}\n" * 40)
+    dataset = {"train_files": [str(table)], "text_column": "text"}
+    spec = PrepareSpec(
+        workload=plain(dataset=dataset),
+        space=SPACE,
+        prepared_dir=str(tmp_path / "p"),
+        fingerprint="x",
+    )
+    (note,) = prepare(spec).notes
+    assert "a.csv 1 cell " in note and prepare(spec).notes == (note,)
+
+
 def test_prepare_leaves_a_folder_alone_that_is_not_its_own(tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "thesis.tex").write_text("years of work")

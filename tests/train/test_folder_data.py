@@ -1,8 +1,12 @@
 """A data set's folder is read as it lies there now, whatever the datasets library has in its cache."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
+import zipfile
 from pathlib import Path
 
 import pyarrow
@@ -105,6 +109,52 @@ def test_classes_beside_one_with_the_name_of_a_split_are_refused(tmp_path: Path)
         pictures(tmp_path, eval_split="train")
 
 
+@pytest.mark.parametrize("stray", ["logo.png", "cat/black/3.png", "cat/a/b/3.png"])
+def test_a_stray_picture_is_named(stray: str, tmp_path: Path) -> None:
+    draw(tmp_path, "cat/1.png", "dog/2.png", "dog/4.png", stray)
+    with pytest.raises(BadInput, match=stray):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_a_stray_picture_of_a_split_is_named(tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/2.png", "val/cat/1.png", "val/4.png")
+    with pytest.raises(BadInput, match=r"val/4\.png"):
+        pictures(tmp_path)
+
+
+@pytest.mark.parametrize("names", [["cat/1.png", "cat/2.png"], ["a/cat/1.png", "b/cat/2.png"]])
+def test_pictures_of_one_class_are_refused_with_its_name(names: list[str], tmp_path: Path) -> None:
+    draw(tmp_path, *names)
+    with pytest.raises(BadInput, match="'cat'"):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_pictures_at_any_depth_have_the_classes_of_a_table(tmp_path: Path) -> None:
+    draw(tmp_path, "1.png", "more/2.png")
+    (tmp_path / "metadata.csv").write_text("file_name,label\n1.png,cat\nmore/2.png,dog\n")
+    dataset = Dataset(name_or_path=str(tmp_path), eval_split="train")
+    assert [row.values["label"] for row in hub_rows(dataset, ("image", "label")).train] == [
+        "cat",
+        "dog",
+    ]
+
+
+@pytest.mark.parametrize("name", ["train.jsonl.gz", "data.zip", "rows.jsonl.xz", "rows.csv.bz2"])
+@pytest.mark.parametrize("content", ["no archive", "cut off"])
+def test_a_damaged_archive_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    rows = b'{"text": "one"}\n' * 1000
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("rows.jsonl", rows)
+    packed = {
+        ".gz": gzip.compress(rows), ".zip": made.getvalue(), ".xz": lzma.compress(rows),
+        ".bz2": bz2.compress(b"text\n" + rows),
+    }[Path(name).suffix]  # fmt: skip
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2] if content == "cut off" else b"text")
+    with pytest.raises(BadInput, match=str(tmp_path)):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
+
+
 def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
     draw(tmp_path, "train/cat/1.png", "val/cat/2.png", "dev/cat/3.png")
     with pytest.raises(BadInput, match="dev and val are both validation"):
@@ -136,6 +186,158 @@ def test_cells_that_pandas_takes_for_missing_are_texts(tmp_path: Path) -> None:
     write_csv(tmp_path, texts)
     rows = hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",)).train
     assert [row.text("text") for row in rows] == texts
+
+
+# --------------------------------------------------------------------------------------------------------------
+# links
+
+
+def linked(link: Path, target: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target, target_is_directory=True)
+
+
+@pytest.mark.parametrize("beside", [["cat/1.png", "dog/2.png"], []])
+def test_classes_that_are_links_are_read(beside: list[str], tmp_path: Path) -> None:
+    draw(tmp_path / "store", "bird/7.png", "bird/8.png", "more/inner/9.png")
+    draw(tmp_path / "data", *beside)
+    linked(tmp_path / "data/bird", tmp_path / "store/bird")
+    linked(tmp_path / "data/fish", tmp_path / "store/more/inner")
+    expected = sorted([*beside, "bird/7.png", "bird/8.png", "fish/9.png"])
+    assert pictures(tmp_path / "data", eval_split="train")[0] == expected
+
+
+def test_links_within_splits_and_within_links_are_read(tmp_path: Path) -> None:
+    draw(tmp_path / "store", "bird/7.png")
+    draw(tmp_path / "animals", "cat/1.png")
+    linked(tmp_path / "animals/bird", tmp_path / "store/bird")
+    draw(tmp_path / "data", "validation/cat/3.png")
+    linked(tmp_path / "data/train", tmp_path / "animals")
+    linked(tmp_path / "data/validation/bird", tmp_path / "store/bird")
+    train, evaluation = pictures(tmp_path / "data")
+    assert (train, evaluation) == (["bird/7.png", "cat/1.png"], ["bird/7.png", "cat/3.png"])
+
+
+@pytest.mark.parametrize("name", ["data/bird", "bird [x]"])
+def test_links_that_the_library_leaves_out_are_refused(name: str, tmp_path: Path) -> None:
+    draw(tmp_path / "store", "7.png")
+    place = (tmp_path / "set" / name).parent
+    draw(place, "cat/1.png", "dog/2.png")
+    linked(tmp_path / "set" / name, tmp_path / "store")
+    with pytest.raises(BadInput, match=rf"{Path(name).name.split()[0]}.*7\.png"):
+        pictures(tmp_path / "set", eval_split="train")
+
+
+@pytest.mark.parametrize(("name", "target"), [("all", "."), ("cat/up", ".."), ("bird", "nowhere")])
+def test_links_that_lead_nowhere_or_around_are_refused(
+    name: str, target: str, tmp_path: Path
+) -> None:
+    draw(tmp_path, "cat/1.png", "dog/2.png")
+    linked(tmp_path / name, Path(target))
+    with pytest.raises(BadInput, match=f"{tmp_path / name} must"):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_hidden_links_and_links_beside_named_tables_do_no_harm(tmp_path: Path) -> None:
+    linked(tmp_path / "data/.lock", Path("host.1234"))
+    linked(tmp_path / "data/old", tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/rows.csv").write_text("text,label\nold,x\n")
+    (tmp_path / "data/train.csv").write_text("text,label\nnew,x\n")
+    assert cells_of(tmp_path / "data", eval_split="train") == [["new", "x"]]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# tables
+
+
+def table_refusal(folder: Path) -> str:
+    with pytest.raises(BadInput) as refused:
+        hub_rows(Dataset(name_or_path=str(folder), eval_split="train"), ("text", "label"))
+    return str(refused.value)
+
+
+def cells_of(folder: Path, **splits: str) -> list[list[str]]:
+    rows = hub_rows(Dataset(name_or_path=str(folder), **splits), ("text", "label"))
+    return [[*row.values.values()] for row in (*rows.train, *(rows.evaluation or ()))]
+
+
+ROWS = "".join(f"row {number},{'ab'[number % 2]}\n" for number in range(8))
+SWALLOWED = f'"6 inch,a\n{ROWS}5",b\n'
+SHIFTED = ROWS.replace("row", "row, or")
+
+
+@pytest.mark.parametrize("rows", [SWALLOWED, SHIFTED, ROWS + SHIFTED, '"6 inch,a\n5",b\n' * 3])
+@pytest.mark.parametrize("name", ["train.csv", "rows.csv", "train/rows.tsv", "train.csv.gz"])
+def test_tables_of_a_folder_are_read_by_the_rules_of_files(
+    name: str, rows: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    text = f"text,label\n{rows}"
+    text = text.replace(",", "\t") if ".tsv" in name else text
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    assert f"{path}, line" in table_refusal(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [SWALLOWED, SHIFTED, '"6 inch,a\n5",b\n' * 3])
+def test_a_table_that_its_card_describes_is_checked_too(rows: str, tmp_path: Path) -> None:
+    card = "---\nconfigs:\n- config_name: default\n  data_files: rows.csv\n  sep: ';'\n---\n"
+    (tmp_path / "README.md").write_text(card)
+    table = tmp_path / "rows.csv"
+    table.write_text(f"text;label\n{ROWS.replace(',', ';')}a, b;c\n")
+    assert cells_of(tmp_path, eval_split="train")[-1] == ["a, b", "c"]
+    table.write_text(f"text;label\n{rows.replace(',', ';')}")
+    assert str(tmp_path) in table_refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("train.csv", "train.jsonl"),
+        ("a.csv", "b.jsonl"),
+        ("train.csv", "train-2.json"),
+        ("train/a.tsv", "train/b.json"),
+        ("data/a.csv.gz", "data/b.ndjson"),
+    ],
+)
+def test_tables_in_several_formats_are_refused(one: str, other: str, tmp_path: Path) -> None:
+    for name in (one, other):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+    table = b"text,label\none,x\ntwo,y\n"
+    (tmp_path / one).write_bytes(gzip.compress(table) if one.endswith(".gz") else table)
+    (tmp_path / other).write_text('{"text": "three", "label": "x"}\n')
+    said = table_refusal(tmp_path)
+    assert Path(one).name in said and Path(other).name in said
+
+
+def test_other_files_beside_named_tables_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\none,x\n")
+    (tmp_path / "vocabulary.json").write_text("{}")
+    (tmp_path / "notes.jsonl").write_text("{}")
+    assert cells_of(tmp_path, eval_split="train") == [["one", "x"]]
+
+
+def test_classes_that_a_card_names_keep_their_names(tmp_path: Path) -> None:
+    label = "{name: label, dtype: {class_label: {names: {'0': bad, '1': good}}}}"
+    features = f"[{{name: text, dtype: string}}, {label}]"
+    (tmp_path / "README.md").write_text(f"---\ndataset_info: {{features: {features}}}\n---\n")
+    (tmp_path / "train.csv").write_text("text,label\none,1\ntwo,0\n")
+    rows = hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text", "label"))
+    assert [row.values["label"] for row in rows.train] == [1, 0]
+    assert rows.names == {"label": ["bad", "good"]}
+
+
+def test_a_folder_of_csv_and_tsv_reads_each_as_its_name_says(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none\ttab,x\n")
+    (tmp_path / "b.tsv").write_text("label\ttext\ny\tone, two\n")
+    assert cells_of(tmp_path, eval_split="train") == [["one\ttab", "x"], ["one, two", "y"]]
+
+
+def test_labels_and_numbers_of_a_table_stay_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n1,007\n2.50,010\n")
+    (tmp_path / "dev.csv").write_text('label,text\nTrue,"one, two"\n')
+    assert cells_of(tmp_path) == [["1", "007"], ["2.50", "010"], ["one, two", "True"]]
 
 
 def test_a_card_that_is_no_yaml_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -26,6 +27,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.data_look import find_data, look_at
 from carbonopt.train.data.labels import (
     Labelled,
     LabelledDataset,
@@ -34,6 +36,7 @@ from carbonopt.train.data.labels import (
     read_labelled,
 )
 from carbonopt.train.data.rows import check_columns, file_rows, read_rows
+from carbonopt.train.data.swallowed_rows import table_notes
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.tasks.task import training_task
 
@@ -97,6 +100,98 @@ def test_a_tsv_whose_texts_begin_with_quotes_loses_no_rows(tmp_path, text):
     header = "label\ttext" if text[0] == "0" else "text\tlabel"
     path = written(tmp_path / "a.tsv", f"{header}\n{text}")
     assert f"{path}, line 2:" in refusal(path) and "tabs" in refusal(path)
+
+
+ORDINARY = "".join(f"row {number},{'ab'[number % 2]}\n" for number in range(60))
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "line"),
+    [
+        ("text,label", '"6 inch,a\nrow,b\nrow,a\n5",b\n', 2),
+        ("text,label", '"6 inch,a\nrow,b\n5",b\n' * 15, 2),
+        ("text,label", ORDINARY + '"6 inch,a\n5",b\n' * 3, 62),
+        ("text,label", '"6 inch,a\n\nrow,b\nrow,a\n\nrow,b\n\n5",b\n', 2),
+        ("label,text", 'a,"6 inch\nb,row\na,5"\n' * 2, 2),
+        ("id,text,label", '1,"6 inch,a\n2,5",b\n' * 3, 2),
+        ("text,label", '"one\ntwo\nthree",a\n' + '"6 inch,a\nrow,b\n5",b\n' * 5, 5),
+    ],
+    ids=["one", "threes", "twos", "blank lines", "label first", "in the middle", "beside a poem"],
+)
+def test_few_rows_in_each_of_several_cells_add_up(tmp_path, header, rows, line):
+    path = written(tmp_path / "a.csv", f"{header}\n{rows}")
+    assert f"{path}, line {line}:" in refusal(path)
+
+
+POEMS = [
+    '"Roses are red,\nViolets are blue,\nSugar is sweet,\nAnd so are you.",love\n',
+    '"Tyger Tyger, burning bright,\nIn the forests of the night;\n\nWhat immortal hand",awe\n',
+    '"I have 1,000 words\nand no line for them",awe\n',
+]
+
+
+def test_poems_are_read_whole_and_noted_where_they_could_be_rows(tmp_path):
+    path = written(tmp_path / "a.csv", "text,label\n" + "".join(POEMS * 2))
+    with table_notes() as notes:
+        assert [text.count("\n") for text in texts(path)] == [3, 3, 1] * 2
+    (note,) = notes  # on the first and the third poem, whose lines have a row's number of commas
+    assert "a.csv 4 cells" in note and "8 rows" in note
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_joined_rows_of_a_single_column_are_noted(tmp_path, name):
+    rows = "".join(f"row {number}\n" for number in range(50))
+    path = written(tmp_path / name, f'text\n"6 inch\n{rows}5"\nlast\n')
+    with table_notes() as notes:
+        assert len(texts(path)) == 2
+    assert len(notes) == 1 and "1 cell " in notes[0] and "51 rows" in notes[0]
+    with table_notes() as notes:
+        assert texts(written(path, 'text\n"one line"\nanother\n')) == ["one line", "another"]
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"text,label\r\nhello\rthere,a\r\nworld,b\r\n", 2),
+        (b"label,text\na,one\nb,two\rhalf\nc,three\n", 3),
+        (b"text\none\ntwo\rhalf\n", 3),
+        (b"text\rone\rtwo\nthree\r", 3),
+    ],
+)
+def test_a_carriage_return_within_a_cell_without_quotes_is_named(tmp_path, content, line):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    assert f"{path}, line {line}:" in refusal(path) and "carriage return" in refusal(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n", "\n\r"])
+@pytest.mark.parametrize("last", [True, False])
+def test_every_end_of_line_that_is_the_same_throughout_is_read(tmp_path, end, last):
+    path = tmp_path / "a.csv"
+    text = end.join(["id,text", "1,one", '2,"two\rhalf\nmore"', "3,three"]) + end * last
+    path.write_bytes(text.encode())
+    assert texts(path) == ["one", "two\rhalf\nmore", "three"]
+
+
+def test_line_feeds_with_and_without_carriage_returns_may_be_mixed(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text\r\none\ntwo\r\n")
+    assert texts(path) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.csv", b"text,id\none,1\ntw\0o,2\n", 3),
+        ("a.tsv", b"text\tid\none\t\0\n", 2),
+        ("a.csv", "text,id\none,1\n".encode("utf-16-le"), 1),
+    ],
+)
+def test_a_table_with_nul_characters_is_refused_with_its_line(tmp_path, name, content, line):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert f"{path}, line {line}:" in refusal(path) and "NUL" in refusal(path)
 
 
 def test_cells_of_several_lines_are_read_whole(tmp_path):
@@ -432,16 +527,73 @@ def test_a_model_that_brings_its_code_is_prepared_only_where_it_is_trusted(tmp_p
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("spam", "spam "), ("spam", " spam"), ("1", "1.0"), ("01", "1"), ("True", "true"), ("a b", "a  b")],
+    [
+        ("spam", "spam "), ("spam", " spam"), ("1", "1.0"), ("01", "1"), ("True", "true"), ("a b", "a  b"),
+        ("caf\u00e9", "cafe\u0301"), ("spam", "spam\u200b"), ("spam", "\ufeffspam"), ("spam", "sp\u00adam"),
+        ("\u2764", "\u2764\ufe0f"), ("a b", "a\u00a0b"),
+    ],
 )  # fmt: skip
 def test_a_class_that_is_spelt_in_two_ways_is_refused(tmp_path, one, other):
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + f"x,{one}\ny,ham\nz,{other}\n" * 5)
     dataset = LabelledDataset(train_files=(str(path),))
-    with pytest.raises(BadInput, match="in one way"):
+    with pytest.raises(BadInput, match="in one way") as refused:
         read_labelled(dataset)
+    shown = str(refused.value)
+    assert any(spelt(one) in shown and spelt(other) in shown for spelt in (repr, ascii))
     path.write_text("text,label\n" + f"x,{one}\ny,ham\nz,{one.upper()}2\n" * 5)
     assert len(read_labelled(dataset).classes) == 3
+
+
+def classes_of(path: Path, labels: list) -> tuple[str, ...]:
+    path.write_text("".join(json.dumps({"text": "x", "label": label}) + "\n" for label in labels))
+    return read_labelled(LabelledDataset(train_files=(str(path),))).classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([True, False], ("false", "true")),
+        ([1.0, 0.0, 10.0], ("0", "1", "10")),
+        ([1.0, 2, -1], ("-1", "1", "2")),
+        (["True", "False"], ("False", "True")),
+    ],
+)
+def test_truth_values_and_whole_floats_are_labels(tmp_path, labels, classes):
+    assert classes_of(tmp_path / "a.jsonl", labels * 3) == classes
+    table = pyarrow.table({"text": ["x"] * len(labels) * 2, "label": pyarrow.array(labels * 2)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    read = read_labelled(LabelledDataset(train_files=(str(tmp_path / "a.parquet"),)))
+    assert read.classes == classes
+
+
+@pytest.mark.parametrize(
+    "labels", [[True, 1], [False, "false"], [1, "1"], [0.5, 1.0], [None, 1.0], [float("nan"), 1.0]]
+)
+def test_labels_of_several_kinds_or_fractions_are_refused_with_their_row(tmp_path, labels):
+    with pytest.raises(BadInput, match=r"'label'.*a\.jsonl, line 1"):
+        classes_of(tmp_path / "a.jsonl", labels * 3)
+
+
+def test_a_class_that_the_evaluation_spells_otherwise_is_refused(tmp_path):
+    train, evaluation = tmp_path / "a.csv", tmp_path / "b.csv"
+    train.write_text("text,label\nx,caf\u00e9\ny,ham\n")
+    evaluation.write_text("text,label\nz,cafe\u0301\n")
+    dataset = LabelledDataset(train_files=(str(train),), eval_files=(str(evaluation),))
+    with pytest.raises(BadInput, match=r"'caf\\xe9'.*'cafe\\u0301'|'cafe\\u0301'.*'caf\\xe9'"):
+        read_labelled(dataset)
+
+
+@pytest.mark.parametrize("other", ["cat ", "cat\u200b"])
+def test_folders_of_classes_that_look_alike_are_refused(tmp_path, other):
+    for number, name in enumerate(["cat", "dog", other] * 2):
+        (tmp_path / name).mkdir(exist_ok=True)
+        Image.new("RGB", (2, 2), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    dataset = {"name_or_path": str(tmp_path), "image_column": "image", "eval_split": "train"}
+    with pytest.raises(BadInput, match="in one way"):
+        read_labelled(LabelledDataset(**dataset))
+    with pytest.raises(BadInput, match="in one way"):
+        look_at("classification", find_data(str(tmp_path), ()), {"image_column": "image"})
 
 
 def test_splits_that_number_their_classes_otherwise_keep_the_names(tmp_path):
@@ -461,5 +613,5 @@ def test_splits_that_number_their_classes_otherwise_keep_the_names(tmp_path):
 
 def test_a_folder_that_can_not_be_read_says_why(tmp_path):
     (tmp_path / "train.csv").write_bytes("text\na\n".encode("utf-16"))
-    with pytest.raises(BadInput, match="utf-8"):
+    with pytest.raises(BadInput, match=r"train\.csv must be UTF-8 .* line 1"):
         read_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))

@@ -18,14 +18,13 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_file, is_folder, is_there, user_path
 from carbonopt.core.refusals import hint
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.labels import check_alike, check_classes, check_spellings
+from carbonopt.train.data.labels import check_alike, check_classes, check_spellings, label_text
+from carbonopt.train.data.opened_files import data_suffix, readable
 from carbonopt.train.data.rows import (
     READERS,
     Row,
     column_names,
-    data_suffix,
     file_rows,
-    readable,
     split_rows,
 )
 from carbonopt.train.data.text import NO_TEXT
@@ -346,6 +345,8 @@ def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> Da
     """
     if source.classes:
         pictures = dict(Counter(source.classes))
+        folders = [Row({}, f"the folder {name!r}") for name in pictures]
+        check_spellings(list(pictures), folders, "label")
         splits = source.keys.get("eval_split") == "train"
         check_classes(pictures, "label", _EVAL_FRACTION if splits else None)
         return DataLook(columns, rows=len(source.classes), classes=pictures)
@@ -369,7 +370,7 @@ def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> Da
         if columns.get(role.key)
     ]
     labels = [
-        _label(row, str(columns[role.key]))
+        label_text(row, str(columns[role.key]))
         for role in roles
         if role.kind == "label"
         for row in rows
@@ -405,7 +406,7 @@ def _check_whole(
     if task == "classification":
         column = str(columns[_LABEL.key])
         check_alike(rows, column)
-        check_spellings(rows, column)
+        check_spellings(labels, rows, column)
         check_classes(Counter(labels), column, fraction)
     elif fraction is not None:
         split_rows(rows, fraction)
@@ -438,16 +439,6 @@ def _text_of(path: Path) -> str:
     if not text.strip():
         raise BadInput(f"the data file {path} must have text in it, but is empty.")
     return text
-
-
-def _label(row: Row, column: str) -> str:
-    value = row.values[column]
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise BadInput(
-            f"column {column!r} must hold labels, whole numbers or words, but {row.where} has"
-            f" {shortened(value)}."
-        )
-    return str(value)
 
 
 def _characters(

@@ -8,28 +8,54 @@ be read. Here the splits are the folders directly below the data set's folder, o
 the files in it, and nothing further below matters.
 """
 
+import glob
+import itertools
 import os
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets.data_files import SPLIT_KEYWORDS
+from datasets.data_files import (
+    SPLIT_KEYWORDS,
+    DataFilesDict,
+    get_data_patterns,
+    sanitize_patterns,
+)
 from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub.repocard import metadata_load
+from pandas.errors import ParserWarning
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.opened_files import data_suffix
+from carbonopt.train.data.swallowed_rows import SwallowedRows
 
 # Suffixes of files without data, which may lie beside the files of any folder.
 _NO_DATA = {"", ".md", ".py", ".yaml", ".yml"}
 _PICTURES = set(ImageFolder.EXTENSIONS)
+_TABLES = (".csv", ".tsv")
+# The formats of rows with columns, by the files' suffixes.
+_FORMATS = {
+    ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
+    ".parquet": "parquet",
+}  # fmt: skip
+# The settings of the library's reader that don't say how a table is written, or are judged apart.
+_NAMING = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter")
 
 
-def loaded_splits(dataset: Dataset, cache: str | None) -> Any:
+def loaded_splits(
+    dataset: Dataset, cache: str | None
+) -> Mapping[str, "datasets.Dataset | tuple[Path, ...]"]:
     """Return the splits by their names.
+
+    Splits of a local folder that are CSV or TSV files are those files, for the reader of
+    `train_files` to read. The library's reader takes the first cells of a row for an index where
+    the row has too many, and joins rows where a quote doesn't close.
 
     Args:
         cache: the folder into which the library writes what it has read; None: its own.
@@ -52,7 +78,9 @@ def loaded_splits(dataset: Dataset, cache: str | None) -> Any:
     return loaded if saved_splits.is_file() else {dataset.train_split: loaded}
 
 
-def _read_files(dataset: Dataset, folder: Path, cache: str | None) -> Any:
+def _read_files(
+    dataset: Dataset, folder: Path, cache: str | None
+) -> Mapping[str, "datasets.Dataset | tuple[Path, ...]"]:
     """Read the splits from the data set's files.
 
     Cells of CSV are read as they are written: "NA", "None" and "null" are texts, as they are in
@@ -62,12 +90,162 @@ def _read_files(dataset: Dataset, folder: Path, cache: str | None) -> Any:
     if folder.is_dir() and (files := files_of_splits(folder)) is not None:
         options["data_files"] = files
     builder = datasets.load_dataset_builder(dataset.name_or_path, dataset.config, **options)
-    if isinstance(builder.config, CsvConfig):
-        builder = datasets.load_dataset_builder(
-            dataset.name_or_path, dataset.config, keep_default_na=False, **options
+    if folder.is_dir() and not _tells_its_files(folder / "README.md"):
+        names = itertools.chain(*builder.config.data_files.values())
+        read = {Path(name): None for name in names}
+        _check_links(folder.resolve(), read, options.get("data_files"))
+        _check_formats(folder.resolve(), read, options.get("data_files"))
+        _check_depths(folder.resolve(), read)
+    if not isinstance(builder.config, CsvConfig):
+        builder.download_and_prepare()
+        return dict(builder.as_dataset())
+    if folder.is_dir() and (tables := _plain_tables(builder)) is not None:
+        return tables
+    return _read_tables(dataset, {**options, "index_col": builder.config.index_col})
+
+
+def _read_tables(dataset: Dataset, options: dict[str, Any]) -> dict[str, datasets.Dataset]:
+    """Let the library read a hub's CSV, or a folder's whose card says how it is written.
+
+    Raises:
+        BadInput: if a row has more cells than there are columns, or has joined others.
+    """
+    name = f"the data set {dataset.name_or_path!r}"
+    if options["index_col"] is None:
+        # Otherwise pandas takes the first cells for an index where a row has too many.
+        options = {**options, "index_col": False}
+    builder = datasets.load_dataset_builder(
+        dataset.name_or_path, dataset.config, keep_default_na=False, **options
+    )
+    try:
+        with warnings.catch_warnings():
+            # pandas warns where it drops cells.
+            warnings.simplefilter("error", ParserWarning)
+            builder.download_and_prepare()
+    except datasets.exceptions.DatasetGenerationError as error:
+        if not isinstance(error.__cause__, ParserWarning):
+            raise
+        raise BadInput(
+            f"{name}: a row must not have more cells than there are columns, but one has; quote"
+            " commas in it."
+        ) from error
+    splits = dict(builder.as_dataset())
+    for split, rows in splits.items():
+        _check_lines(rows, builder.config.sep, f"{name}, split {split},")
+    return splits
+
+
+def _check_links(
+    folder: Path, read: Collection[Path], patterns: dict[str, list[str]] | None
+) -> None:
+    """Check that the library has found the files in linked folders.
+
+    Args:
+        folder: the data set's folder.
+        read: the files that it has found.
+        patterns: those by which it looked for them; None: its own.
+
+    Raises:
+        BadInput: if it hasn't.
+    """
+    suffixes = {path.suffix.lower() for path in read}
+    # The names of tables may say their splits, and those of other files don't.
+    by_name = patterns is None and any(map(_names_a_split, read))
+    for link in _linked_folders(folder):
+        for path in _files_below(link):
+            is_data = path.suffix.lower() in suffixes and (_names_a_split(path) or not by_name)
+            if is_data and path not in read:
+                raise BadInput(
+                    f"{folder}: files in the linked folder {link.name}, such as {path.name}, are"
+                    " not found here; put the folder itself in the place of the link."
+                )
+
+
+def _check_formats(
+    folder: Path, read: Collection[Path], patterns: dict[str, list[str]] | None
+) -> None:
+    """Check that no tables are left out because others have another format.
+
+    Args:
+        folder: the data set's folder.
+        read: the files that the library has found.
+        patterns: those by which it looked for them; None: its own.
+
+    Raises:
+        BadInput: if there are such tables.
+    """
+    if not {path.suffix.lower() for path in read} <= {*_FORMATS, ".gz"}:
+        return  # a folder of pictures may hold tables, which are about them
+    matched = DataFilesDict.from_patterns(
+        sanitize_patterns(patterns or get_data_patterns(str(folder))),
+        base_path=str(folder),
+        allowed_extensions=list(_FORMATS),
+    )
+    beside = map(Path, itertools.chain(*matched.values()))
+    # JSON that is neither read nor named as a split may hold anything.
+    tables = [path for path in beside if data_suffix(path) != ".json" or _names_a_split(path)]
+    of_format = {_FORMATS.get(data_suffix(path)): path for path in (*read, *tables)}
+    if len(of_format) > 1:
+        raise BadInput(
+            f"{folder} must hold tables in one format, but has"
+            f" {' beside '.join(path.name for path in of_format.values())}; convert or move them."
         )
-    builder.download_and_prepare()
-    return builder.as_dataset()
+
+
+def _check_depths(folder: Path, read: Collection[Path]) -> None:
+    """Check that pictures without a table about them have classes.
+
+    Raises:
+        BadInput: if they are not all as many folders deep, or all in one folder.
+    """
+    pictures = [path for path in read if path.suffix.lower() in _PICTURES]
+    # In an archive there may be further pictures.
+    if not pictures or any(
+        path.name in ImageFolder.METADATA_FILENAMES or path.suffix.lower() == ".zip"
+        for path in read
+    ):
+        return
+    depths = Counter(len(path.relative_to(folder).parts) for path in pictures)
+    (usual, _), *others = depths.most_common()
+    if others:
+        stray = next(path for path in pictures if len(path.relative_to(folder).parts) != usual)
+        most = next(path for path in pictures if len(path.relative_to(folder).parts) == usual)
+        raise BadInput(
+            f"{folder} must have a folder for each class, with pictures alone in it, but has"
+            f" {stray.relative_to(folder)} beside {most.relative_to(folder)}; move it."
+        )
+    if len(classes := {path.parent.name for path in pictures}) == 1:
+        raise BadInput(
+            f"{folder} must have folders of pictures of two classes at least, but has"
+            f" {classes.pop()!r} alone."
+        )
+
+
+def _plain_tables(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
+    """Return each split's CSV and TSV files; None if the data set's card says how to read them."""
+    said = {key: value for key, value in vars(builder.config).items() if key not in _NAMING}
+    usual = {key: value for key, value in vars(CsvConfig()).items() if key not in _NAMING}
+    splits = {
+        str(split): tuple(map(Path, files)) for split, files in builder.config.data_files.items()
+    }
+    suffixes = {data_suffix(path) for paths in splits.values() for path in paths}
+    separators = {"\t" if suffix == ".tsv" else "," for suffix in suffixes}
+    # A folder of both is read with the separator of the kind that has more files.
+    is_usual = said == usual and builder.info.features is None and builder.config.sep in separators
+    return splits if is_usual and suffixes <= set(_TABLES) else None
+
+
+def _check_lines(rows: datasets.Dataset, delimiter: str, name: str) -> None:
+    """Check that no cell of a table has swallowed rows.
+
+    Raises:
+        BadInput: if one has.
+    """
+    swallowed = SwallowedRows(rows.column_names, delimiter)
+    for number, row in enumerate(rows, start=1):
+        cells = [value if isinstance(value, str) else "" for value in row.values()]
+        swallowed.look_at(cells, f"{name} row {number}")
+    swallowed.finish(name)
 
 
 def files_of_splits(folder: Path) -> dict[str, list[str]] | None:
@@ -82,16 +260,57 @@ def files_of_splits(folder: Path) -> dict[str, list[str]] | None:
     """
     if _tells_its_files(folder / "README.md"):
         return None
+    links = _linked_folders(folder)
     shown = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_"))]
     folders = [path for path in shown if path.is_dir()]
     splits = _split_folders(folders)
     if splits:
         others = [path for path in folders if path not in splits.values()]
         _check_others(folder, list(splits.values()), others)
-        return {split: [f"{path.name}/**"] for split, path in splits.items()}
+        return {
+            split: [
+                f"{path.name}/**",
+                *_patterns(folder, [link for link in links if path in link.parents]),
+            ]
+            for split, path in splits.items()
+        }
     if any(_names_a_split(path) for path in shown) or [path.name for path in folders] == ["data"]:
         return None
-    return {"train": ["**"]}
+    return {"train": ["**", *_patterns(folder, links)]}
+
+
+def _patterns(folder: Path, links: Iterable[Path]) -> list[str]:
+    """Return patterns of the files in linked folders, which the library's `**` doesn't follow."""
+    return [f"{glob.escape(link.relative_to(folder).as_posix())}/**" for link in links]
+
+
+def _linked_folders(folder: Path) -> list[Path]:
+    """Return all folders below a folder that are links, also those within linked ones.
+
+    Raises:
+        BadInput: if a link leads nowhere, or to a folder in which it lies.
+    """
+    links = []
+    for place, folders, files in os.walk(folder, followlinks=True):
+        # The library leaves these out.
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        for path in (Path(place, name) for name in files if not name.startswith(".")):
+            if not path.exists():
+                raise BadInput(
+                    f"the link {path} must lead somewhere, but doesn't; mend or remove it."
+                )
+        for path in (Path(place, name) for name in folders):
+            if not path.is_symlink():
+                continue
+            target = path.resolve()
+            above = (path.parents[n] for n in range(len(path.relative_to(folder).parts)))
+            if any(parent.resolve().is_relative_to(target) for parent in above):
+                raise BadInput(
+                    f"the link {path} must not lead to a folder in which it lies, but leads to"
+                    f" {target}; remove it."
+                )
+            links.append(path)
+    return links
 
 
 def _split_folders(folders: Iterable[Path]) -> dict[str, Path]:
@@ -145,5 +364,11 @@ def _tells_its_files(readme: Path) -> bool:
 
 
 def _suffixes(folder: Path) -> set[str]:
-    suffixes = {Path(name).suffix.lower() for _, _, names in os.walk(folder) for name in names}
-    return suffixes - _NO_DATA
+    return {path.suffix.lower() for path in _files_below(folder)} - _NO_DATA
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder that the library reads, which are those not hidden."""
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))

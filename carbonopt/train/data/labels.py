@@ -1,6 +1,7 @@
 """Rows with a class label: their classes, and their split into training and evaluation."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _NAMED = 8  # the most labels that an error names
 _UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls a class that nobody has named
 _TRUTHS = ("true", "false", "yes", "no")
 _NUMBER = re.compile(r"[-+]?\d{1,15}(?:\.\d{0,15})?")
+_VARIATION = re.compile("[\u034f\ufe00-\ufe0f]")  # how the character before is drawn or joined
 _DIGITS_WHITE = 16  # the white of scikit-learn's digits, whose black is 0
 
 
@@ -124,8 +126,10 @@ def read_labelled(dataset: LabelledDataset) -> Labelled:
     source = _digits(*columns) if dataset.builtin == "digits" else source_rows(dataset, columns)
     names = source.names.get(dataset.label_column)
     words = [_label(row, dataset.label_column, names) for row in source.train]
+    evaluated = [_label(row, dataset.label_column, names) for row in source.evaluation or ()]
     check_alike(source.train, dataset.label_column)
-    check_spellings(source.train, dataset.label_column)
+    rows = [*source.train, *(source.evaluation or ())]
+    check_spellings([*words, *evaluated], rows, dataset.label_column)
     fraction = dataset.eval_fraction if source.evaluation is None else None
     check_classes(Counter(words), dataset.label_column, fraction)
     classes = _sorted(set(words), names)
@@ -135,7 +139,7 @@ def read_labelled(dataset: LabelledDataset) -> Labelled:
         train, evaluation = _split(source.train, labels, dataset.eval_fraction)
     else:
         train = LabelledRows(source.train, labels)
-        evaluation = _evaluation(source.evaluation, places, dataset.label_column, names)
+        evaluation = _evaluation(source.evaluation, evaluated, places, dataset.label_column)
     return Labelled(train, evaluation, tuple(classes))
 
 
@@ -158,15 +162,15 @@ def in_model_order(
         return labelled, ()
     words = labelled.classes
     are_names = not all(_UNNAMED.fullmatch(name) for name in own)
-    folded = [name.strip().casefold() for name in own]
+    folded = [_as_seen(name).casefold() for name in own]
     notes: tuple[str, ...] = ()
     classes = own
     if set(words) <= set(own):
         places = [own.index(word) for word in words]
-    elif len(set(folded)) == len(own) and {word.strip().casefold() for word in words} <= set(
+    elif len(set(folded)) == len(own) and {_as_seen(word).casefold() for word in words} <= set(
         folded
     ):
-        places = [folded.index(word.strip().casefold()) for word in words]
+        places = [folded.index(_as_seen(word).casefold()) for word in words]
         notes = (f"The data's labels are the model's classes in another spelling: {_listed(own)}.",)
     elif all(word.isdecimal() and int(word) < len(own) for word in words):
         places = [int(word) for word in words]
@@ -237,29 +241,38 @@ def check_classes(rows: Mapping[str, int], column: str, fraction: float | None) 
 
 
 def check_alike(rows: Sequence[Row], column: str) -> None:
-    """Refuse whole numbers beside words, since 1 would be the same class as "1"."""
-    first = {isinstance(row.values[column], str): row for row in reversed(rows)}
-    if len(first) == 2:
-        number, word = (
-            f"{row.where} has {row.values[column]!r:.40}" for row in (first[False], first[True])
+    """Refuse whole numbers, words and truth values beside each other.
+
+    1 would be the same class as "1", and true might be either "true" or 1.
+    """
+    first = {_kind(row.values[column]): row for row in reversed(rows)}
+    if len(first) > 1:
+        one, other = (
+            f"{row.where} has {row.values[column]!r:.40}" for row in list(first.values())[:2]
         )
         raise BadInput(
-            f"column {column!r} must hold whole numbers or words, not both, but {number} and"
-            f" {word}."
+            f"column {column!r} must hold whole numbers, words or truth values, not several of"
+            f" them, but {one} and {other}."
         )
 
 
-def check_spellings(rows: Sequence[Row], column: str) -> None:
-    """Refuse classes that differ in white space or in the spelling of a number or truth value.
+def _kind(value: Any) -> type:
+    kinds = (str, bool)
+    return next((kind for kind in kinds if isinstance(value, kind)), int)
 
-    "spam ", 1.0 or "True" beside "spam", 1 or "true" would be classes of their own.
+
+def check_spellings(words: Sequence[str], rows: Sequence[Row], column: str) -> None:
+    """Refuse classes that differ in their spelling alone.
+
+    "spam ", 1.0 or "True" beside "spam", 1 or "true" would be classes of their own, and so would an
+    é of two characters beside that of one.
+
+    Args:
+        words: the classes of the rows, in their order.
     """
     first: dict[str | float, tuple[str, Row]] = {}
-    words = {row.values[column]: row for row in reversed(rows)}
-    for word, row in words.items():
-        if not isinstance(word, str):
-            continue
-        text = " ".join(word.split())
+    for word, row in dict(zip(reversed(words), reversed(rows), strict=True)).items():
+        text = _as_seen(word)
         alike: str | float = text
         if _NUMBER.fullmatch(text):
             alike = float(text)
@@ -267,29 +280,63 @@ def check_spellings(rows: Sequence[Row], column: str) -> None:
             alike = text.casefold()
         other, of = first.setdefault(alike, (word, row))
         if other != word:
+            is_seen = all(_as_seen(repr(text)) == repr(text) for text in (word, other))
+            shown = repr if is_seen else ascii
+            spelt = f"{row.where} has {shown(word):.40} and {of.where} has {shown(other):.40}"
             raise BadInput(
-                f"column {column!r} must spell each label in one way, but {row.where} has"
-                f" {word!r:.40} and {of.where} has {other!r:.40}; write one of them in all rows."
+                f"column {column!r} must spell each label in one way, but {spelt}; write one of"
+                " them in all rows."
             )
 
 
-def _label(row: Row, column: str, names: list[str] | None) -> str:
+def _as_seen(word: str) -> str:
+    """Return a word without what can't be seen of it.
+
+    That is how a letter with an accent is stored, characters without a width, and how much white
+    space there is.
+    """
+    visible = "".join(letter for letter in word if unicodedata.category(letter) != "Cf")
+    return " ".join(unicodedata.normalize("NFC", _VARIATION.sub("", visible)).split())
+
+
+def label_text(row: Row, column: str) -> str:
+    """Return a row's label as text.
+
+    A truth value is true or false, as JSON has it. A float such as 1.0 is the whole number, since
+    tables in which a value is missing turn a whole column of numbers into floats.
+
+    Raises:
+        BadInput: if there is none, or it is neither a word nor a whole number or truth value.
+    """
     value: Any = row.values[column]
-    if value is None or value == "":
+    is_missing = value is None or value == "" or value != value  # NaN alone differs from itself
+    if is_missing:
         raise BadInput(
             f"column {column!r} must hold a label in every row, but {row.where} has none."
         )
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        must = f"column {column!r} must hold whole numbers or words"
-        raise BadInput(f"{must}, but {row.where} has the {type(value).__name__} {value!r:.40}.")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if not isinstance(value, int | str):
+        must = f"column {column!r} must hold whole numbers, words or truth values"
+        raise BadInput(
+            f"{must}, but {row.where} has the {type(value).__name__} {value!r:.40}; write a word"
+            " for each class."
+        )
+    return str(value)
+
+
+def _label(row: Row, column: str, names: list[str] | None) -> str:
+    value, text = row.values[column], label_text(row, column)
     if names is None or isinstance(value, str):
-        return str(value)
+        return text
     if not 0 <= value < len(names):
         raise BadInput(
             f"column {column!r} must hold labels from 0 to {len(names) - 1}, but {row.where} has"
             f" {value}."
         )
-    return names[value]
+    return names[int(value)]
 
 
 def _sorted(words: set[str], names: list[str] | None) -> list[str]:
@@ -318,13 +365,13 @@ def _split(
 
 
 def _evaluation(
-    rows: list[Row], places: dict[str, int], column: str, names: list[str] | None
+    rows: list[Row], words: Sequence[str], places: dict[str, int], column: str
 ) -> LabelledRows:
     if not rows:
         raise BadInput("the evaluation data must have rows in it, but is empty.")
     labels = np.empty(len(rows), np.int64)
-    for index, row in enumerate(rows):
-        if (word := _label(row, column, names)) not in places:
+    for index, (row, word) in enumerate(zip(rows, words, strict=True)):
+        if word not in places:
             known = _listed(list(places))
             lacks = f"{row.where} has {word!r}, which the training data lacks"
             raise BadInput(

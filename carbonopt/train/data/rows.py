@@ -2,29 +2,29 @@
 
 import csv
 import functools
-import gzip
 import json
+import lzma
 import re
+import tarfile
 import tempfile
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.opened_files import data_suffix, file_bytes, open_text, readable
+from carbonopt.train.data.swallowed_rows import SwallowedRows
 from carbonopt.train.failures import refused
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # The most digits of a whole number in JSON: Python's own limit, above which int() takes quadratic
 # time.
 _MOST_DIGITS = 4300
-# Lines within one CSV cell that look like whole rows; with so many, the cell's quote was hardly
-# meant to open a cell.
-_SWALLOWED_ROWS = 3
 
 
 class Row(NamedTuple):
@@ -157,7 +157,7 @@ def column_names(path: Path) -> tuple[str, ...]:
             return _parquet_names(path)
         if suffix in (".csv", ".tsv"):
             with (
-                _open_text(path, newline="") as file,
+                open_text(path, newline="") as file,
                 refused(
                     f"{path}, line 1, must be a row of column names, but isn't: {{}}.", csv.Error
                 ),
@@ -175,7 +175,7 @@ def _json_names(path: Path, *, whole: bool) -> list[str]:
     if whole:
         text = file_bytes(path).decode("utf-8-sig")
     else:
-        with _open_text(path) as lines:
+        with open_text(path) as lines:
             text = next((line for line in lines if line.strip()), "{}")
     with refused(f"{path} must hold JSON objects, but doesn't: {{}}.", ValueError, RecursionError):
         value = _parsed(text)
@@ -194,12 +194,6 @@ def _parquet_names(path: Path) -> tuple[str, ...]:
         return tuple(pyarrow.parquet.read_schema(path).names)
 
 
-def data_suffix(path: Path) -> str:
-    """Return a data file's suffix in lower case, without the .gz of a compressed one."""
-    suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
-
-
 def file_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     """Read the rows of a file whose `data_suffix` is one of READERS.
 
@@ -210,54 +204,8 @@ def file_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         yield from READERS[data_suffix(path)](path, columns)
 
 
-def file_bytes(path: Path) -> bytes:
-    """Return all bytes of a data file, decompressed where its name ends in .gz."""
-    return gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()
-
-
-def _open_text(path: Path, newline: str | None = None) -> TextIO:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
-    return path.open(encoding="utf-8-sig", newline=newline)
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn errors of reading a data file into BadInput.
-
-    Raises:
-        BadInput: if the file can't be read, can't be decompressed or is not UTF-8.
-    """
-    try:
-        yield
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise BadInput(
-            f"the data file {path} must be gzip, as its name says, but isn't: {error}."
-        ) from error
-    except OSError as error:
-        raise BadInput(f"can't read the data file {path}: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:  # its position counts from the start of a chunk
-        raise BadInput(
-            f"the data file {path} must be UTF-8 text, but isn't in line {_undecodable(path)}."
-        ) from error
-
-
-def _undecodable(path: Path) -> int:
-    """Return the number, from 1, of the first line that is not UTF-8."""
-    lines = file_bytes(path).split(b"\n")
-    return next(number for number, line in enumerate(lines, start=1) if not _is_utf8(line))
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    with _open_text(path) as lines:
+    with open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -337,12 +285,16 @@ def _unreadable(value: Any) -> str | None:
 def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[Row]:
     # The limit in characters; the module's own, 131,072, is shorter than many documents.
     csv.field_size_limit(2**31 - 1)
-    with _open_text(path, newline="") as file:
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
+    with open_text(path, newline="") as file:
+        ends = _RowEnds()
+        rows = csv.reader(ends.lines(file), delimiter=delimiter, strict=True)
         with refused(f"{path}, line 1, must be a row of column names, but isn't: {{}}.", csv.Error):
             named = next(rows, [])
+        _check_is_text(named, f"{path}, line 1")
+        ends.check(f"{path}, line 1")
         require_columns(columns, named, str(path))
         places = {column: named.index(column) for column in columns}
+        swallowed = SwallowedRows(named, delimiter)
         number = 0
         while True:
             where = f"{path}, line {rows.line_num + 1}"
@@ -352,32 +304,68 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
             ):
                 cells = next(rows, None)
             if cells is None:
+                swallowed.finish(path.name)
                 return
             if not cells:
                 continue  # an empty line
             number += 1
-            _check_cells(cells, named, places, delimiter, where, number)
+            ends.check(where)
+            _check_is_text(cells, where)
+            _check_count(cells, named, places, where, number)
+            # Also in a column that is not read, whose rows would be lost.
+            swallowed.look_at(cells, where)
             yield Row(
                 {column: cells[place] for column, place in places.items()}, f"{path}, row {number}"
             )
 
 
-def _check_cells(
-    cells: Sequence[str],
-    named: Sequence[str],
-    places: dict[str, int],
-    delimiter: str,
-    where: str,
-    number: int,
-) -> None:
-    """Check that a row has a cell for each column that is read, and that its quotes close.
+class _RowEnds:
+    """The line ends that separate the rows of a table.
 
-    A cell whose first character is a quote goes on to the next quote, so that an unclosed one
-    swallows the rows after it.
+    Python takes a carriage return alone for an end of a row, too, as old files from a Mac have it.
+    Between other ends it is a part of a cell that was written without quotes.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""  # the line that was read last
+        self._alone: bool | None = None  # whether the rows so far end with a carriage return alone
+
+    def lines(self, file: TextIO) -> Iterator[str]:
+        for line in file:
+            self._last = line
+            yield line
+
+    def check(self, where: str) -> None:
+        """Check that the row that was read last ends as those before.
+
+        Raises:
+            BadInput: if it doesn't.
+        """
+        if not self._last.endswith(("\r", "\n")):
+            return  # the end of the file
+        is_alone = self._last.endswith("\r")
+        if self._alone not in (None, is_alone):
+            raise BadInput(
+                f"{where}: rows must all end with a line feed, or all with a carriage return alone,"
+                " but here the end differs from that of the row before; put cells that hold a"
+                " carriage return into quotes, or convert the ends of lines."
+            )
+        self._alone = is_alone
+
+
+def _check_is_text(cells: Sequence[str], where: str) -> None:
+    """Raise BadInput if a cell has NUL characters, as files in UTF-16 and binary ones do."""
+    if any("\0" in cell for cell in cells):
+        raise BadInput(f"{where}: cells must be text, but have NUL characters; convert the file.")
+
+
+def _check_count(
+    cells: Sequence[str], named: Sequence[str], places: dict[str, int], where: str, number: int
+) -> None:
+    """Check that a row has a cell for each column that is read.
 
     Raises:
-        BadInput: if the row has more cells than columns, lacks a cell that is read, or has a cell
-            that has swallowed rows.
+        BadInput: if it lacks one, or has more cells than there are columns.
     """
     if len(cells) > len(named):
         more = f"row {number} has {len(cells)}"
@@ -391,27 +379,6 @@ def _check_cells(
                 f"{where}: every row must have a cell for {column!r}, but {has}; add what is"
                 " missing."
             )
-    if len(named) == 1:
-        return
-    # Also in a column that is not read, whose rows would be lost.
-    for column, cell in zip(named, cells, strict=False):
-        if (found := _other_rows(cell, delimiter, len(named))) is not None:
-            raise BadInput(
-                f"{where}: a cell must not hold other rows, but {column!r} of row {number} has"
-                f" {found}; double the quote that it begins with."
-            )
-
-
-def _other_rows(cell: str, delimiter: str, columns: int) -> str | None:
-    """Return what in a cell looks like other rows that its quote has swallowed; None: nothing."""
-    lines = cell.splitlines()
-    # Text has commas, but hardly ever tabs beside ends of lines.
-    if delimiter == "\t" and len(lines) > 1 and delimiter in cell:
-        return f"{len(lines)} lines with tabs"
-    inner = lines[1:-1]
-    if len(inner) < _SWALLOWED_ROWS or any(line.count(delimiter) != columns - 1 for line in inner):
-        return None
-    return f"{len(inner)} lines in it that look like rows"
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
@@ -488,7 +455,8 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
     from carbonopt.train.data.folders import loaded_splits
 
     name = dataset.name_or_path
-    damaged = (datasets.exceptions.DatasetsError, OSError, ValueError, yaml.YAMLError)
+    compressed = (EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+    damaged = (datasets.exceptions.DatasetsError, OSError, ValueError, yaml.YAMLError, *compressed)
     unreachable = (
         f"can't reach the Hugging Face hub for the data set {name!r}, and it is not in the local"
         " cache"
@@ -510,25 +478,43 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
                 f"{has}"
                 f"{aside if split == dataset.eval_split and dataset.train_split in loaded else ''}."
             )
-        where = f"the data set {name!r}, split {split},"
-        require_columns(columns, loaded[split].column_names, where)
-        rows = loaded[split].select_columns(list(columns))
-        others: dict[str, list[str]] = {}  # classes of this split that are numbered otherwise
-        for column, feature in rows.features.items():
-            if isinstance(feature, datasets.Image):
-                rows = rows.cast_column(column, datasets.Image(decode=False))
-                continue
-            if not isinstance(feature, datasets.ClassLabel):
-                continue
-            if names.setdefault(column, list(feature.names)) != feature.names:
-                others[column] = list(feature.names)
-        parts.append(
-            [
-                Row(_with_names(values, others), f"{where} row {number}")
-                for number, values in enumerate(rows, start=1)
-            ]
-        )
+        if isinstance(part := loaded[split], tuple):
+            parts.append([row for path in part for row in file_rows(path, columns)])
+        else:
+            parts.append(
+                _library_rows(part, columns, f"the data set {name!r}, split {split},", names)
+            )
     return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, names)
+
+
+def _library_rows(
+    part: Any, columns: Sequence[str], where: str, names: dict[str, list[str]]
+) -> list[Row]:
+    """Return the rows of a split that the datasets library has read.
+
+    Args:
+        part: the split, a datasets.Dataset.
+        where: what the rows' places begin with.
+        names: by column, the names of its classes, as the splits before have them. Those of this
+            split are added.
+    """
+    import datasets
+
+    require_columns(columns, part.column_names, where)
+    rows = part.select_columns(list(columns))
+    others: dict[str, list[str]] = {}  # classes of this split that are numbered otherwise
+    for column, feature in rows.features.items():
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(column, datasets.Image(decode=False))
+            continue
+        if not isinstance(feature, datasets.ClassLabel):
+            continue
+        if names.setdefault(column, list(feature.names)) != feature.names:
+            others[column] = list(feature.names)
+    return [
+        Row(_with_names(values, others), f"{where} row {number}")
+        for number, values in enumerate(rows, start=1)
+    ]
 
 
 def _with_names(values: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:

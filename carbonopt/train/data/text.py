@@ -7,15 +7,8 @@ from typing import Literal, NamedTuple
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.base_settings import Name
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.rows import (
-    READERS,
-    Row,
-    data_suffix,
-    file_bytes,
-    file_rows,
-    hub_rows,
-    readable,
-)
+from carbonopt.train.data.opened_files import data_suffix, file_bytes, readable
+from carbonopt.train.data.rows import READERS, Row, file_rows, hub_rows
 
 # Suffixes of files that don't hold plain text to be trained on.
 NO_TEXT = (

@@ -494,9 +494,9 @@ def changed(position: int, **values) -> list[dict]:
     [
         (changed(4, label=None), {}, "must hold a label in every row, but"),
         (changed(4, label=""), {}, "line 5 has none"),
-        (changed(4, label=1.5), {}, "must hold whole numbers or words, but"),
-        (changed(4, label=True), {}, "line 5 has the bool True"),
-        (changed(4, label=7), {}, "whole numbers or words, not both, but "),
+        (changed(4, label=1.5), {}, "line 5 has the float 1.5"),
+        (changed(4, label=True), {}, "line 5 has True"),
+        (changed(4, label=7), {}, "line 5 has 7"),
         (changed(4, text="  "), {}, "line 5 is empty"),
         (changed(4, text=7), {}, "must hold text, but"),
         ([{"text": row["text"], "label": "sun"} for row in ROWS], {}, "two classes at least, but"),
