@@ -312,6 +312,10 @@ def labelled(*classes: str) -> Labelled:
         (("bad", "good"), ("LABEL_0", "LABEL_1"), [0, 1], 1),
         (("negative", "positive"), ("neutral", "positive", "negative"), [2, 1], 0),
         (("1", "2"), ("2", "1", "0"), [1, 0], 0),
+        (("1", "2"), ("LABEL_0", "LABEL_1", "LABEL_2"), [1, 2], 0),
+        (("1", "2"), ("0 stars", "1 star", "2 stars"), [1, 2], 1),
+        (("0", "1", "2"), ("1 star", "2 stars", "3 stars"), [0, 1, 2], 1),
+        (("0", "1"), ("ordinary", "spam of 1 line"), [0, 1], 1),
     ],
 )
 def test_a_heads_own_order_of_classes_is_kept(words, own, places, notes):
@@ -332,6 +336,24 @@ def test_a_heads_own_order_of_classes_is_kept(words, own, places, notes):
 )
 def test_labels_that_a_head_lacks_are_refused(words, own):
     with pytest.raises(BadInput, match=words[0]) as refused:
+        in_model_order(labelled(*words), own)
+    assert all(name in str(refused.value) for name in own)
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "wrong"),
+    [
+        (("1", "2"), ("1 star", "2 stars", "3 stars", "4 stars"), "1 is '2 stars'"),
+        (("2", "3"), ("1 star", "2 stars", "3 stars", "4 stars"), "2 is '3 stars'"),
+        (("1", "2"), ("negative", "neutral", "positive"), "1 is 'neutral'"),
+        (("0", "1", "2"), ("2 stars", "1 star", "0 stars"), "0 is '2 stars'"),
+        (("0", "1"), ("level_1", "level_0", "level_2"), "0 is 'level_1'"),
+    ],
+)
+def test_numbers_that_may_be_other_classes_than_those_at_their_places_are_refused(
+    words, own, wrong
+):
+    with pytest.raises(BadInput, match=wrong) as refused:
         in_model_order(labelled(*words), own)
     assert all(name in str(refused.value) for name in own)
 
