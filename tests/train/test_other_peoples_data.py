@@ -25,7 +25,7 @@ from transformers import (
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.spec.workload_settings import Dataset
+from carbonopt.spec.workload_settings import Dataset, Model
 from carbonopt.train.data.labels import (
     Labelled,
     LabelledDataset,
@@ -35,6 +35,7 @@ from carbonopt.train.data.labels import (
 )
 from carbonopt.train.data.rows import check_columns, file_rows, read_rows
 from carbonopt.train.data.text import TextDataset, read_text
+from carbonopt.train.models.model import own_classes
 from carbonopt.train.tasks.task import training_task
 
 FIXED = Space.model_validate(
@@ -356,6 +357,28 @@ def test_numbers_that_may_be_other_classes_than_those_at_their_places_are_refuse
     with pytest.raises(BadInput, match=wrong) as refused:
         in_model_order(labelled(*words), own)
     assert all(name in str(refused.value) for name in own)
+
+
+@pytest.mark.parametrize(
+    ("id2label", "said"),
+    [
+        ({"1": "bad", "2": "good"}, "lacks 0 and has 2"),
+        ({"0": "bad", "2": "good"}, "lacks 1 and has 2"),
+        ({"-1": "bad", "0": "good"}, "lacks 1 and has 0"),
+    ],
+)
+def test_classes_that_are_not_numbered_from_0_are_refused(id2label, said, tmp_path):
+    config = BertConfig(architectures=["BertForSequenceClassification"])
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+
+    def classes(names: dict) -> tuple[str, ...] | None:
+        file.write_text(json.dumps({**config.to_dict(), "id2label": names}))
+        return own_classes(Model(name_or_path=str(tmp_path)))
+
+    with pytest.raises(BadInput, match=said):
+        classes(id2label)
+    assert classes({"1": 5, "0": 7}) == ("7", "5")
 
 
 def test_a_pretrained_classifier_is_right_from_the_start(tmp_path):
