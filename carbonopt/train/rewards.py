@@ -109,6 +109,7 @@ def _of_model(name: str, key: str) -> Rewards:
             new_head=False,
             dtype=torch.float32,
         )
+    weights.check_loaded_values(model, name, f"workload.{key}.model")
     check_draws_nothing(tokenizer, f"workload.{key}.model: the tokenizer of {name!r}")
     if model.config.num_labels != 1:
         rule = f"workload.{key}.model must be a reward model, which has one score"

@@ -162,6 +162,17 @@ def test_a_reward_model_whose_tokenizer_draws_is_refused(tmp_path):
         load_rewards(RewardSource(model=str(tmp_path)), "reward")
 
 
+def test_a_reward_model_that_diverged_is_refused(tmp_path):
+    words = Tokenizer(WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>").save_pretrained(tmp_path)
+    config = AutoConfig.for_model(**LLAMA, vocab_size=2, num_labels=1)
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.score.weight.data[0, 0] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match=r"^workload\.reward\.model: .* 1 tensor: score\.weight;"):
+        load_rewards(RewardSource(model=str(tmp_path)), "reward")
+
+
 @pytest.mark.parametrize("padding", [None, 3])  # in its configuration; its tokenizer has none
 def test_a_reward_model_scores_a_text_alike_whatever_its_configuration_pads_with(padding, tmp_path):
     vocabulary = {"?": 0, "</s>": 1, "a": 2, "b": 3}
