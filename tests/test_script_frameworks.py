@@ -137,6 +137,42 @@ def test_hugging_face_trainer(warm: bool, tmp_path: Path) -> None:
     assert record["energy_kwh"]["eval"] >= 0 and record["duration_s"]["eval"] > 0
 
 
+@pytest.mark.parametrize(("returns", "quality"), [(" return kept", True), ("", False)])
+def test_other_data_that_a_callback_evaluates_are_not_the_quality(
+    returns: str, quality: bool, tmp_path: Path
+) -> None:
+    """Without the copy of `control`, the Trainer makes no evaluation of its own."""
+    tests = (
+        "import copy\nfrom transformers import TrainerCallback\n"
+        "class Tests(TrainerCallback):\n"
+        "    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        kept = copy.deepcopy(control)\n"
+        f"        if state.global_step % 32 == 0: trainer.evaluate(rows[:10]);{returns or ' pass'}\n"
+    )
+    script = TRAINER.replace("set_seed(0)\n", f"{tests}set_seed(0)\n", 1)
+    script = script.replace('callback("eval_accuracy")', 'callback("eval_accuracy"), Tests()')
+    study = study_of(
+        tmp_path,
+        script,
+        command="python train.py {learning_rate} {output_dir}",
+        space=SPACE,
+        budget={"trials": 1},
+        target={"accuracy": 0.05},
+    )
+    within("run", study, "--out", tmp_path / "out")
+    (record,) = exported(tmp_path / "out")
+    if quality:
+        assert [(point["step"], point["count"]) for point in record["evals"]] == [
+            (32, 297),
+            (64, 297),
+            (96, 297),
+        ]
+    else:
+        assert (record["state"], record["evals"]) == ("failed", [])
+        assert record["failure"]["kind"] == "bad_input"
+        assert "eval_dataset" in record["failure"]["text"]
+
+
 def test_accelerate_on_two_ranks(tmp_path: Path) -> None:
     command = "python train.py {learning_rate}"
     (record,) = run(tmp_path, ACCELERATE, command=command, space=SPACE, launch={"cpu_ranks": 2})

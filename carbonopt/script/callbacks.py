@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Sized
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from carbonopt.core import channel
@@ -17,6 +19,9 @@ from carbonopt.script.run import Run
 if TYPE_CHECKING:
     import lightning
     from transformers import TrainerCallback
+
+
+_MISSING = object()
 
 
 def _quality_name(metric: str, prefix: str) -> str:
@@ -38,6 +43,7 @@ class _TrainerHooks:
     # True while Trainer.train runs, which may still evaluate and save after its last step
     is_in_train = False
     other_metrics: tuple[str, ...] = ()  # metrics of the last evaluation that lacked `metric`
+    other_data = False  # True after an evaluation of other data that was not reported
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.run is not None and self.is_in_train:
@@ -93,7 +99,9 @@ class _TrainerHooks:
         # as a test on other data.
         if self.run is None or (self.run.has_reported and not self.is_in_train):
             return
-        if self.metric not in metrics:
+        if self.is_in_train and _is_of_other_data():
+            self.other_data = True
+        elif self.metric not in metrics:
             self.other_metrics = tuple(metrics)
         else:
             evaluated = getattr(kwargs.get("eval_dataloader"), "dataset", None)
@@ -129,8 +137,44 @@ class _TrainerHooks:
             )
             has = f"{self.metric!r} is none of {', '.join(self.other_metrics)}"
             self.run.refuse(f"{must}, but {has}; give one of them, or let compute_metrics make it.")
+        if self.other_data and not self.run.has_reported:
+            self.run.refuse(
+                "the quality must be that of the Trainer's eval_dataset, but only other data were"
+                " evaluated while it trained; a callback that evaluates them takes the place of the"
+                " Trainer's own evaluation, unless it returns a copy of control made before."
+            )
         self.run.end()
         self.is_in_train = False
+
+
+def _is_of_other_data() -> bool:
+    """Return True if a Trainer evaluates other data than its own under its own metrics' names.
+
+    The Trainer doesn't tell its callbacks which data it has evaluated, and makes new objects of
+    data sets, so this looks for what its method `evaluate` was given. Data whose metrics have
+    another prefix can be told by the metric, and a Trainer without `eval_dataset` has no others.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not hasattr(frame.f_locals.get("self"), "callback_handler"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    trainer: Any = frame.f_locals["self"]
+    data = trainer.eval_dataset
+    own: dict[Any, Any] = {"eval": data}  # by the prefixes of their metrics
+    if isinstance(data, dict):
+        own = {f"eval_{name}": part for name, part in data.items()}
+    part = own.get(frame.f_locals.get("metric_key_prefix"))
+    if part is None:
+        return False
+    # A class of the user's own may make data of what it was given, and pass these on.
+    while frame is not None and frame.f_locals.get("self") is trainer:
+        given = frame.f_locals.get("eval_dataset", _MISSING)
+        # A part of several is given by its name.
+        if given is None or isinstance(given, str) or given is part or given is data:
+            return False
+        frame = frame.f_back
+    return True
 
 
 class _LightningHooks:

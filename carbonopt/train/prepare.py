@@ -21,7 +21,7 @@ from carbonopt.spec.space_settings import Space, may_be, may_be_other_than
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.train.client import Speaker
 from carbonopt.train.data.swallowed_rows import table_notes
-from carbonopt.train.failures import reason, reported
+from carbonopt.train.failures import as_bad_input, reason, reported
 from carbonopt.train.speed.deepspeed_ops import load_operator, op_builders
 from carbonopt.train.tasks.task import TrainingTask, training_task
 from carbonopt.train.tasks.trainer_task import TrainerTask
@@ -100,7 +100,7 @@ def _check_settings(task: TrainingTask, space: Space) -> None:
 
 def _prepare_in(folder: PreparedFolder, task: TrainingTask, spec: PrepareSpec) -> Prepared:
     """Prepare the data and what is known of the model, and write them into an empty folder."""
-    from carbonopt.train.models import model_check
+    from carbonopt.train.models import model_check, weights
     from carbonopt.train.models.model import saved_config
     from carbonopt.train.models.zero_leaves import zero_leaves
     from carbonopt.train.space_facts import chosen_space
@@ -110,6 +110,8 @@ def _prepare_in(folder: PreparedFolder, task: TrainingTask, spec: PrepareSpec) -
     prepared = prepared.model_copy(update={"notes": (*prepared.notes, *notes)})
     if isinstance(task, TrainerTask):
         config = saved_config(folder, task.workload.model.trust_remote_code)
+        with as_bad_input("model"):
+            weights.check_values(task.model_kind, task.workload.model, config)
         model_check.check_model(task, config, spec.space, folder)
         if spec.auto:
             auto = chosen_space(task, config, prepared, spec.world_size)

@@ -15,6 +15,7 @@ from carbonopt.train import ranks
 from carbonopt.train.data import templates
 from carbonopt.train.data.pair_rows import Frame
 from carbonopt.train.data.pairs import template_of
+from carbonopt.train.data.tokens import check_draws_nothing
 from carbonopt.train.failures import reason
 from carbonopt.train.models import weights
 from carbonopt.train.models.model import unloadable
@@ -108,6 +109,8 @@ def _of_model(name: str, key: str) -> Rewards:
             new_head=False,
             dtype=torch.float32,
         )
+    weights.check_loaded_values(model, name, f"workload.{key}.model")
+    check_draws_nothing(tokenizer, f"workload.{key}.model: the tokenizer of {name!r}")
     if model.config.num_labels != 1:
         rule = f"workload.{key}.model must be a reward model, which has one score"
         raise BadInput(

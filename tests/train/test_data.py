@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizer
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
@@ -32,7 +34,7 @@ from carbonopt.train.data.packing import (
     total_steps,
 )
 from carbonopt.train.data.text import TextDataset, read_text
-from carbonopt.train.data.tokens import make_encoder
+from carbonopt.train.data.tokens import check_draws_nothing, make_encoder
 from carbonopt.train.optim.arguments_check import check_training_arguments
 from carbonopt.train.optim.deepspeed_config import deepspeed_config
 from carbonopt.train.optim.deepspeed_keys import check_deepspeed_keys
@@ -743,6 +745,78 @@ def test_a_folder_without_its_tokenizer_is_refused(tmp_path):
         make_encoder(
             workload(model={"name_or_path": str(tmp_path)}, tokenizer=None), ["abc"], ["abc"]
         )
+
+
+def bpe_folder(folder: Path, dropout: float | None) -> Path:
+    """Save a model with a tokenizer whose `tokenizer.json` has this dropout."""
+    GPT2LMHeadModel(
+        GPT2Config(n_layer=1, n_embd=8, n_head=1, n_positions=8, vocab_size=300)
+    ).save_pretrained(folder)
+    make_encoder(workload(tokenizer={"train_bpe": 300}), [TEXT], [TEXT]).tokenizer.save_pretrained(
+        folder
+    )
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["dropout"] = dropout
+    file.write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("key", ["model", "tokenizer"])
+def test_a_tokenizer_with_dropout_is_refused(key, tmp_path):
+    def encoded(dropout: float | None) -> list[int]:
+        named = {"name_or_path": str(bpe_folder(tmp_path, dropout))}
+        given = {"tokenizer": None, key: named}
+        return make_encoder(workload(**given), [TEXT], [TEXT]).encode([TEXT]).tolist()
+
+    # too rare to be seen in a few texts
+    with pytest.raises(BadInput, match=r"BPE dropout of 1e-09; set dropout of model to null"):
+        encoded(1e-9)
+    assert encoded(None) == encoded(0.0)
+
+
+class DrawingTokenizer(PreTrainedTokenizer):
+    """A tokenizer in Python that divides words at a place of its choice."""
+
+    vocab_size = 26
+
+    def __init__(self, draw, **kwargs) -> None:
+        self.draw, self.sp_model_kwargs = draw, kwargs.pop("sp_model_kwargs", {})
+        super().__init__(**kwargs)
+
+    def get_vocab(self):
+        # the longest words are added ones, which are never divided
+        return {**{"a" * (index + 1): index for index in range(26)}, **self.added_tokens_encoder}
+
+    def _tokenize(self, text, **kwargs):
+        parts = (self.draw(len(word)) for word in text.split())
+        return [
+            token
+            for word, first in zip(text.split(), parts, strict=True)
+            for token in ("a" * first, "a" * (len(word) - first))
+            if token
+        ]
+
+    def _convert_token_to_id(self, token):
+        return len(token) - 1
+
+    def _convert_id_to_token(self, index):
+        return "a" * (index + 1)
+
+
+def test_a_tokenizer_in_python_that_draws_is_refused():
+    added = [f"<reserved for what comes later {index:03}>" for index in range(99)]
+
+    def check(draw, **options) -> None:
+        tokenizer = DrawingTokenizer(draw, additional_special_tokens=added, **options)
+        check_draws_nothing(tokenizer, "the tokenizer")
+
+    check(lambda length: length // 2)
+    check(lambda length: length // 2, sp_model_kwargs={"enable_sampling": False, "alpha": 0.1})
+    with pytest.raises(BadInput, match="8 different rows of tokens of one text in 8 calls"):
+        check(lambda length: random.Random().randint(0, length))
+    with pytest.raises(BadInput, match="has enable_sampling: true"):
+        check(lambda length: length // 2, sp_model_kwargs={"enable_sampling": True})
 
 
 def test_an_evaluation_in_another_alphabet_is_refused():

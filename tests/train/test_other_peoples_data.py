@@ -26,7 +26,7 @@ from transformers import (
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.spec.workload_settings import Dataset
+from carbonopt.spec.workload_settings import Dataset, Model
 from carbonopt.train.data.data_look import find_data, look_at
 from carbonopt.train.data.labels import (
     Labelled,
@@ -38,6 +38,7 @@ from carbonopt.train.data.labels import (
 from carbonopt.train.data.rows import check_columns, file_rows, read_rows
 from carbonopt.train.data.swallowed_rows import table_notes
 from carbonopt.train.data.text import TextDataset, read_text
+from carbonopt.train.models.model import own_classes
 from carbonopt.train.tasks.task import training_task
 
 FIXED = Space.model_validate(
@@ -407,6 +408,10 @@ def labelled(*classes: str) -> Labelled:
         (("bad", "good"), ("LABEL_0", "LABEL_1"), [0, 1], 1),
         (("negative", "positive"), ("neutral", "positive", "negative"), [2, 1], 0),
         (("1", "2"), ("2", "1", "0"), [1, 0], 0),
+        (("1", "2"), ("LABEL_0", "LABEL_1", "LABEL_2"), [1, 2], 0),
+        (("1", "2"), ("0 stars", "1 star", "2 stars"), [1, 2], 1),
+        (("0", "1", "2"), ("1 star", "2 stars", "3 stars"), [0, 1, 2], 1),
+        (("0", "1"), ("ordinary", "spam of 1 line"), [0, 1], 1),
     ],
 )
 def test_a_heads_own_order_of_classes_is_kept(words, own, places, notes):
@@ -429,6 +434,46 @@ def test_labels_that_a_head_lacks_are_refused(words, own):
     with pytest.raises(BadInput, match=words[0]) as refused:
         in_model_order(labelled(*words), own)
     assert all(name in str(refused.value) for name in own)
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "wrong"),
+    [
+        (("1", "2"), ("1 star", "2 stars", "3 stars", "4 stars"), "1 is '2 stars'"),
+        (("2", "3"), ("1 star", "2 stars", "3 stars", "4 stars"), "2 is '3 stars'"),
+        (("1", "2"), ("negative", "neutral", "positive"), "1 is 'neutral'"),
+        (("0", "1", "2"), ("2 stars", "1 star", "0 stars"), "0 is '2 stars'"),
+        (("0", "1"), ("level_1", "level_0", "level_2"), "0 is 'level_1'"),
+    ],
+)
+def test_numbers_that_may_be_other_classes_than_those_at_their_places_are_refused(
+    words, own, wrong
+):
+    with pytest.raises(BadInput, match=wrong) as refused:
+        in_model_order(labelled(*words), own)
+    assert all(name in str(refused.value) for name in own)
+
+
+@pytest.mark.parametrize(
+    ("id2label", "said"),
+    [
+        ({"1": "bad", "2": "good"}, "lacks 0 and has 2"),
+        ({"0": "bad", "2": "good"}, "lacks 1 and has 2"),
+        ({"-1": "bad", "0": "good"}, "lacks 1 and has 0"),
+    ],
+)
+def test_classes_that_are_not_numbered_from_0_are_refused(id2label, said, tmp_path):
+    config = BertConfig(architectures=["BertForSequenceClassification"])
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+
+    def classes(names: dict) -> tuple[str, ...] | None:
+        file.write_text(json.dumps({**config.to_dict(), "id2label": names}))
+        return own_classes(Model(name_or_path=str(tmp_path)))
+
+    with pytest.raises(BadInput, match=said):
+        classes(id2label)
+    assert classes({"1": 5, "0": 7}) == ("7", "5")
 
 
 def test_a_pretrained_classifier_is_right_from_the_start(tmp_path):

@@ -3,6 +3,7 @@ numbers are refused.
 """
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    ResNetConfig,
+    ResNetForImageClassification,
     T5Config,
     T5ForConditionalGeneration,
     ViTConfig,
@@ -261,7 +264,7 @@ def test_files_that_are_no_weights_are_refused(tmp_path) -> None:
         refused(
             one, "model.safetensors", whole_file[:kept], r"changed/model\.safetensors can't be read"
         )
-    refused(whole, second, None, second)
+    refused(whole, second, None, f"{second}.*copy or save it again")
     refused(whole, second, (whole / second).read_bytes()[:-9], f"{second} can't be read")
     (one / "model.safetensors").unlink()
     refused(one, "training_args.bin", b"no weights", "no file named model.safetensors")
@@ -273,6 +276,73 @@ def test_files_that_are_no_weights_are_refused(tmp_path) -> None:
         check(one)
     assert "weights_only" not in str(pickled.value)
     assert not (tmp_path / "touched").exists()
+
+
+def spoilt(model: PreTrainedModel, tensor: str, value: float) -> PreTrainedModel:
+    """Write this value into one number of a tensor."""
+    model.state_dict()[tensor].view(-1)[-1] = value
+    return model
+
+
+def check_values(folder: Path, kind: ModelKind = CAUSAL_LM) -> None:
+    """As before a study's first trial."""
+    weights.check_values(kind, Model(name_or_path=str(folder)), AutoConfig.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_no_finite_numbers_are_refused(value, dtype, tmp_path) -> None:
+    good = saved(tmp_path / "good", LlamaForCausalLM(LLAMA).to(dtype), max_shard_size=20_000)
+    check_values(good)
+    tensor = "model.layers.1.mlp.down_proj.weight"
+    model = spoilt(LlamaForCausalLM(LLAMA), tensor, value).to(dtype)
+    with pytest.raises(BadInput, match=rf"in 1 tensor: {tensor};"):
+        check_values(saved(tmp_path / "bad", model, max_shard_size=20_000))
+
+
+def test_values_are_looked_at_in_pickles_heads_and_running_statistics(tmp_path) -> None:
+    folder = saved(tmp_path / "pickle", GPT2LMHeadModel(GPT2))
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    check_values(folder)
+    tensors["transformer.wte.weight"][0, 0] = math.nan
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.raises(BadInput, match=r"1 tensor: transformer\.wte\.weight"):
+        check_values(folder)
+
+    folder = saved(
+        tmp_path / "head", spoilt(BertForSequenceClassification(BERT), "classifier.bias", math.nan)
+    )
+    with pytest.raises(BadInput, match=r"1 tensor: classifier\.bias"):
+        check_values(folder, _TEXT_KIND)
+
+    config = ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic")
+    resnet = ResNetForImageClassification(config)
+    check_values(saved(tmp_path / "images", resnet), _IMAGE_KIND)
+    running = "resnet.embedder.embedder.normalization.running_var"
+    with pytest.raises(BadInput, match=rf"1 tensor: {running}"):
+        check_values(saved(tmp_path / "images", spoilt(resnet, running, math.nan)), _IMAGE_KIND)
+
+
+def test_values_that_the_model_does_not_read_may_be_anything(tmp_path) -> None:
+    folder = saved(tmp_path / "model", GPT2LMHeadModel(GPT2))
+    tensors = load_file(folder / "model.safetensors")
+    # an old file's causal mask, and a head of another task
+    more = {
+        "transformer.h.0.attn.masked_bias": torch.tensor(-math.inf),
+        "score.weight": torch.full((2, 16), math.nan),
+        "steps": torch.tensor(3),
+        "none": torch.zeros(0),
+    }
+    save_file({**tensors, **more}, folder / "model.safetensors", {"format": "pt"})
+    check_values(folder)
+    (folder / "adapter_model.safetensors").write_bytes(b"no weights")
+    check_values(folder)
+    tensors["transformer.ln_f.bias"][0] = math.inf
+    save_file({**tensors, **more}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(BadInput, match=r"1 tensor: transformer\.ln_f\.bias"):
+        check_values(folder)
 
 
 def test_a_reward_model_may_have_no_new_head(tmp_path) -> None:
@@ -315,8 +385,8 @@ def test_check_refuses_before_it_says_anything(damaged_study, write_study) -> No
     assert "lack 4: transformer.h.1.attn" in refusal("check", write_study(damaged_study))
 
 
-def test_the_preparation_refuses(damaged_study, tmp_path) -> None:
-    config = parse_study(damaged_study, "test")
+def check_preparation(study: dict, said: str, tmp_path: Path) -> None:
+    config = parse_study(study, "test")
     assert config.workload is not None
     spec = PrepareSpec(
         workload=config.workload.model_dump(mode="json"),
@@ -324,9 +394,19 @@ def test_the_preparation_refuses(damaged_study, tmp_path) -> None:
         prepared_dir=str(tmp_path / "prepared"),
         fingerprint="f",
     )
-    with pytest.raises(BadInput, match="lack 4"):
+    with pytest.raises(BadInput, match=said):
         prepare(spec)
     assert not (tmp_path / "prepared").exists()
+
+
+def test_the_preparation_refuses(damaged_study, tmp_path) -> None:
+    check_preparation(damaged_study, "lack 4", tmp_path)
+
+
+def test_the_preparation_refuses_values(damaged_study, tmp_path) -> None:
+    bad = spoilt(GPT2LMHeadModel(GPT2), "transformer.ln_f.weight", math.nan)
+    saved(Path(damaged_study["workload"]["model"]["name_or_path"]), bad)
+    check_preparation(damaged_study, r"1 tensor: transformer\.ln_f\.weight", tmp_path)
 
 
 def test_a_model_that_a_step_before_hands_on_is_not_looked_at(damaged_study) -> None:

@@ -22,6 +22,7 @@ Labels = npt.NDArray[np.int64]  # [rows], the index of each row's class
 
 _NAMED = 8  # the most labels that an error names
 _UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls a class that nobody has named
+_IN_NAME = re.compile(r"\d{1,15}")  # a number in a class's name
 _TRUTHS = ("true", "false", "yes", "no")
 _NUMBER = re.compile(r"[-+]?\d{1,15}(?:\.\d{0,15})?")
 _VARIATION = re.compile("[\u034f\ufe00-\ufe0f]")  # how the character before is drawn or joined
@@ -156,7 +157,7 @@ def in_model_order(
         The labelled rows, and notes for the report on how labels and classes were matched.
 
     Raises:
-        BadInput: if the head has no class for a label.
+        BadInput: if the head has no class for a label, or it can't be told which one.
     """
     if own is None:
         return labelled, ()
@@ -173,6 +174,8 @@ def in_model_order(
         places = [folded.index(_as_seen(word).casefold()) for word in words]
         notes = (f"The data's labels are the model's classes in another spelling: {_listed(own)}.",)
     elif all(word.isdecimal() and int(word) < len(own) for word in words):
+        if are_names:
+            _check_places(words, own)
         places = [int(word) for word in words]
         meant = ", ".join(f"{word} is {own[int(word)]}" for word in words[:_NAMED])
         notes = (
@@ -198,6 +201,29 @@ def in_model_order(
         for part in (labelled.train, labelled.evaluation)
     )
     return Labelled(train, evaluation, classes), notes
+
+
+def _check_places(words: Sequence[str], own: tuple[str, ...]) -> None:
+    """Refuse numbers that may be other classes of the head than those at these places.
+
+    Data may count from 1, or mean the numbers in the classes' names: 1 is "1 star", though "2 star"
+    is at place 1.
+    """
+    named = [{int(number) for number in _IN_NAME.findall(name)} for name in own]
+    wrong = next((word for word in words if int(word) not in named[int(word)]), None)
+    if wrong is None:
+        return
+    if all(int(word) for word in words):
+        why = "no label is 0, so the data may count from 1"
+    elif {int(word) for word in words} <= set().union(*named):
+        why = "the classes' names have all these numbers, too"
+    else:
+        return
+    raise BadInput(
+        "labels that are numbers must be the places of the model's classes, from 0 on, so that"
+        f" {wrong} is {own[int(wrong)]!r}, but {why}; write the names of the classes in the data:"
+        f" {_listed(own)}."
+    )
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -19,6 +19,8 @@ from carbonopt.train.models.model import copy_code, unloadable
 END_OF_TEXT, UNKNOWN, PADDING = "<|endoftext|>", "<|unknown|>", "<|padding|>"
 
 _DOCUMENTS_AT_ONCE = 1000  # number of documents tokenized together
+# A text of so many of a tokenizer's longest words is tokenized so often, to see whether it draws.
+_LONGEST_WORDS, _DRAWS = 50, 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str
     A tokenizer that has to be learnt from text is learnt from the training text alone.
 
     Raises:
-        BadInput: if a tokenizer can't be loaded.
+        BadInput: if a tokenizer can't be loaded, or draws its tokens at random.
     """
     chosen, model = workload.tokenizer, workload.model
     if chosen is not None and chosen.kind is not None:
@@ -85,6 +87,7 @@ def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str
                 f"the tokenizer of {name!r} makes no tokens of a text: its files are missing;"
                 f" {instead}."
             )
+        check_draws_nothing(tokenizer, f"the tokenizer of {name!r}")
 
     def ids(documents: list[str]) -> Iterable[np.ndarray]:
         for start in range(0, len(documents), _DOCUMENTS_AT_ONCE):
@@ -95,6 +98,47 @@ def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str
             yield from (np.array(document, np.uint32) for document in encoded["input_ids"])
 
     return TextEncoder(tokenizer, ids)
+
+
+def check_draws_nothing(tokenizer: PreTrainedTokenizerBase, what: str) -> None:
+    """Refuse a tokenizer that draws the tokens of a text at random, as for subword regularisation.
+
+    The evaluation would read drawn tokens, too, and whoever prepares the data again would get
+    others: their figures could not be compared.
+
+    Args:
+        tokenizer: The tokenizer.
+        what: What it is called in the message.
+
+    Raises:
+        BadInput: The tokenizer draws tokens.
+    """
+    rule = f"{what} must make the same tokens of a text each time"
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if dropout := getattr(backend and backend.model, "dropout", None):
+        raise BadInput(
+            f"{rule}, but has a BPE dropout of {dropout:g}; set dropout of model to null in its"
+            " tokenizer.json."
+        )
+    # Fast tokenizers keep this setting of SentencePiece's, but don't use it.
+    sampling = getattr(tokenizer, "sp_model_kwargs", None) or {}
+    if not tokenizer.is_fast and sampling.get("enable_sampling"):
+        raise BadInput(
+            f"{rule}, but has enable_sampling: true; take it out of sp_model_kwargs in its"
+            " tokenizer_config.json."
+        )
+    # Code of the tokenizer's own may draw without a setting. The longest words can be divided into
+    # tokens in the most ways.
+    added = tokenizer.get_added_vocab()
+    ids = {word: index for word, index in tokenizer.get_vocab().items() if word not in added}
+    longest = sorted(ids, key=len)[-_LONGEST_WORDS:]
+    text = tokenizer.decode([ids[word] for word in longest])
+    drawn = {tuple(tokenizer(text, verbose=False)["input_ids"]) for _ in range(_DRAWS)}
+    if len(drawn) > 1:
+        raise BadInput(
+            f"{rule}, but made {len(drawn)} different rows of tokens of one text in {_DRAWS} calls;"
+            " give another one."
+        )
 
 
 def save_tokenizer(

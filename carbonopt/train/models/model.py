@@ -219,7 +219,11 @@ def _written_config(
 
 def unloadable(what: str, name: str) -> AbstractContextManager[None]:
     """Raise BadInput where transformers can't load that model or tokenizer."""
-    instead = "give a local folder that holds one, or a hub name while online"
+    instead = (
+        "copy or save it again, with all its files"
+        if Path(name).is_dir()
+        else "give a local folder that holds one, or a hub name while online"
+    )
     return refused(
         f"can't load the {what} {name!r} ({{}}); {instead}.",
         OSError,
@@ -230,13 +234,24 @@ def unloadable(what: str, name: str) -> AbstractContextManager[None]:
 
 
 def own_classes(model: Model) -> tuple[str, ...] | None:
-    """Return the classes of a pretrained classifier's head in order; None without a head."""
+    """Return the classes of a pretrained classifier's head in order; None without a head.
+
+    Raises:
+        BadInput: Its configuration doesn't number the classes from 0 on.
+    """
     if model.from_config is not None:
         return None
     config = AutoConfig.from_pretrained(str(model.name_or_path), **source(model))
     if not any(name.endswith(_WITH_HEAD) for name in config.architectures or ()):
         return None
-    return tuple(config.id2label[place] for place in range(config.num_labels))
+    classes = config.id2label
+    if missing := set(range(len(classes))) - classes.keys():
+        raise BadInput(
+            f"id2label of {model.name_or_path}'s config.json must number its {len(classes)} classes"
+            f" from 0 on, as the outputs of its head, but lacks {min(missing)} and has"
+            f" {max(classes)}; correct id2label and label2id."
+        )
+    return tuple(str(classes[place]) for place in range(len(classes)))
 
 
 def check_outputs(kind: ModelKind, model: Model, outputs: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from commands import within
 from small_studies import study
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoConfig,
@@ -149,6 +149,28 @@ def test_a_reward_model_scores_as_the_task_reward_has_trained_it(end, tmp_path):
             for place in (0, 2)
         ]
     assert scores == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_reward_model_whose_tokenizer_draws_is_refused(tmp_path):
+    words = BPE({"a": 0, "b": 1, "ab": 2, "</s>": 3}, [("a", "b")], dropout=0.1)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="</s>").save_pretrained(
+        tmp_path
+    )
+    config = AutoConfig.for_model(**LLAMA, vocab_size=4, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match=r"^workload\.reward\.model: .* a BPE dropout of 0\.1;"):
+        load_rewards(RewardSource(model=str(tmp_path)), "reward")
+
+
+def test_a_reward_model_that_diverged_is_refused(tmp_path):
+    words = Tokenizer(WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>").save_pretrained(tmp_path)
+    config = AutoConfig.for_model(**LLAMA, vocab_size=2, num_labels=1)
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.score.weight.data[0, 0] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(BadInput, match=r"^workload\.reward\.model: .* 1 tensor: score\.weight;"):
+        load_rewards(RewardSource(model=str(tmp_path)), "reward")
 
 
 @pytest.mark.parametrize("padding", [None, 3])  # in its configuration; its tokenizer has none
