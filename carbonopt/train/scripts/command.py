@@ -17,7 +17,7 @@ _PARTS = re.compile(r"\{\{|\}\}|\$\{[^}]*\}|\{([^{}]*)\}|[{}]")
 _MARKED = re.compile("\ue000([0-9]+)\ue001")
 _TOKEN = re.compile(
     r"""(?P<space>[ \t]+)|(?P<comment>\#[^\n]*)|"""
-    r"""(?P<redirection>[0-9]*(?:>>|>&|>\||<<<|<<|<&|>|<)|&>>?)
+    r"""(?P<redirection>[0-9]*(?:>>|>&|>\||<<<|<<-?|<&|>|<)|&>>?)
     |(?P<operator>&&|\|\||\|&|[|&;()\n])|"""
     r"""(?P<word>(?:[^\s|&;<>()'"\\`]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|`[^`]*`)+)""",
     re.VERBOSE | re.DOTALL,
@@ -58,6 +58,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 _MODULE = re.compile("-[A-Za-z]*m")  # python -m, python -um
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _DOCUMENT = re.compile("(?<!<)<<(?!<)")
+_DOCUMENT_BEGINS = re.compile("[0-9]*<<-?")
 # what a # follows where it begins a comment
 _BEFORE_COMMENTS = (*" \t\r\n;&|()", "\\\n")
 SHELL_NAME = re.compile("(?:ba|da|z|k)?sh")
@@ -124,6 +125,7 @@ class Simple:
     assignments: tuple[tuple[str, str], ...]
     inputs: tuple[str, ...]  # files that it has as its standard input
     outputs: tuple[str, ...]  # files to which its standard output goes
+    documents: tuple[str, ...]  # texts in the command that it has as its input: <<EOF, <<< 'text'
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -273,8 +275,11 @@ class Command:
     @cached_property
     def words(self) -> list[str]:
         """The command split as a shell would, placeholders marked. Raises BadInput."""
+        text = self.marked
+        if _DOCUMENT.search(text):  # what stands in a document need not be a shell's words
+            text = "".join(each[0] for each in self._tokens() if each.lastgroup != "document")
         try:
-            return shlex.split(self.marked)
+            return shlex.split(text)
         except ValueError as error:
             reason = str(error).removesuffix(".").lower()
             split = "it can't be split into words as a shell would"
@@ -286,28 +291,27 @@ class Command:
     def simple(self) -> tuple[Simple, ...]:
         """The programs that the command runs, in order."""
         groups: list[list[re.Match[str]]] = [[]]
+        waiting: list[list[re.Match[str]]] = []  # those whose documents are still to come
         for token in self._tokens():
             if token.lastgroup == "operator" and (token[0] != "\n" or self._is_of_lines):
                 groups.append([])
+            elif token.lastgroup == "document":
+                waiting.pop(0).append(token)
             elif token.lastgroup in ("word", "redirection"):
                 groups[-1].append(token)
+                if _DOCUMENT_BEGINS.fullmatch(token[0]):
+                    waiting.append(groups[-1])
         return tuple(_simple(group) for group in groups if group)
 
     @cached_property
     def programs(self) -> tuple[Simple, ...]:
-        """The programs that the command runs, with those in the code of `bash -c`."""
+        """The programs that the command runs, with those in the code of its shells."""
         found: list[Simple] = []
         for each in self.simple:
             found.append(each)
-            place = next(
-                (at for at, word in enumerate(each.words) if CODE_OPTION.fullmatch(word)), 0
-            )
-            if 0 < place < len(each.words) - 1 and any(
-                SHELL_NAME.fullmatch(_name(word)) for word in each.words[:place]
-            ):
-                inner = Command(each.words[place + 1], self.placeholders, self.variables)
+            for code in _shell_code(each):
                 with suppress(BadInput):
-                    found += inner.programs
+                    found += Command(code, self.placeholders, self.variables).programs
         return tuple(found)
 
     def check_lines(self) -> None:
@@ -380,7 +384,9 @@ class Command:
         return _with_texts(self.marked[place:], [each.as_written for each in self.placeholders])
 
     def _tokens(self) -> Iterator[re.Match[str]]:
-        place = 0
+        """Yield the parts of the text; a document comes after the line that begins it."""
+        place, before = 0, ""
+        ends: list[str] = []  # last lines of the documents that begin below
         while place < len(self.marked):
             token = _TOKEN.match(self.marked, place)
             if token is None:
@@ -390,6 +396,14 @@ class Command:
                 )
             yield token
             place = token.end()
+            if token.lastgroup == "word" and _DOCUMENT_BEGINS.fullmatch(before):
+                ends.append("".join(shlex.split(token[0])))
+            if token.lastgroup != "space":
+                before = token[0]
+            while token[0] == "\n" and ends:
+                document = _document(ends.pop(0), self.marked, place)
+                yield document
+                place = document.end()
 
     def _for_shell(self, texts: Sequence[str]) -> str:
         """Return the line of shell with each text in its place, quoted as the place needs it."""
@@ -438,6 +452,27 @@ def without_comments(text: str) -> str:
     return "".join(kept)
 
 
+def _document(end: str, text: str, place: int) -> re.Match[str]:
+    """Return the match of a document from a place on, up to the line that ends it."""
+    pattern = rf"(?P<document>.*?)(?:^\t*{re.escape(end)}(?:\n|\Z)|\Z)"
+    found = re.compile(pattern, re.DOTALL | re.MULTILINE).match(text, place)
+    assert found is not None  # without its last line, the rest of the text is the document
+    return found
+
+
+def _shell_code(each: Simple) -> Iterator[str]:
+    """Yield the code that a program gives to a shell: the word after -c, or its input."""
+    shells = (at for at, word in enumerate(each.words) if SHELL_NAME.fullmatch(_name(word)))
+    if (shell := next(shells, None)) is None:
+        return
+    options = range(shell + 1, len(each.words) - 1)
+    place = next((at for at in options if CODE_OPTION.fullmatch(each.words[at])), None)
+    if place is None:
+        yield from each.documents
+    else:
+        yield each.words[place + 1]
+
+
 def _name(word: str) -> str:
     """Return a program's name without its folder."""
     return word.rpartition("/")[2]
@@ -452,8 +487,12 @@ def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
     assignments: list[tuple[str, str]] = []
     inputs: list[str] = []
     outputs: list[str] = []
+    documents: list[str] = []
     redirection = ""
     for token in tokens:
+        if token.lastgroup == "document":
+            documents.append(token["document"])
+            continue
         if token.lastgroup == "redirection":
             redirection = token[0]
             continue
@@ -465,12 +504,15 @@ def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
                 outputs += [text] if text not in ("/dev/stdout", "/dev/stderr") else []
             elif redirection in ("<", "0<"):
                 inputs.append(text)
+            elif redirection in ("<<<", "0<<<"):
+                documents.append(text)
             redirection = ""
         elif not words and (assigned := _ASSIGNMENT.match(text)):
             assignments.append((assigned[0].rstrip("+="), text[assigned.end() :]))
         else:
             words.append(text)
-    return Simple(tuple(words), tuple(assignments), tuple(inputs), tuple(outputs))
+    files = tuple(inputs), tuple(outputs)
+    return Simple(tuple(words), tuple(assignments), *files, tuple(documents))
 
 
 def _unquoted(word: str) -> str:

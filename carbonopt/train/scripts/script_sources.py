@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
@@ -15,6 +16,7 @@ from carbonopt.train.scripts.command import Simple
 from carbonopt.train.scripts.command_files import CommandFiles, code_of
 from carbonopt.train.scripts.own_files import UNREADABLE
 
+_LINES = re.compile(r"carbonopt\.script|from carbonopt import")
 _WRITE = ("tee", "mkdir", "touch", "rm")  # programs whose words name the files that they write
 
 if TYPE_CHECKING:
@@ -31,18 +33,24 @@ def command_files(task: "Script") -> CommandFiles:
         inside = working_folder(task, folder) or folder
     except BadInput:
         inside = folder
-    written = {file for each in task.command.simple for file in each.outputs}
+    written = {file for each in task.command.programs for file in each.outputs}
     programs = [
         [
             task.command.known_text(word) if word not in written else ""
             for word in (*each.words, *each.inputs, *_assigned_values(each))
         ]
-        for each in task.command.simple
+        for each in task.command.programs
         if each.launcher not in _WRITE
+    ]
+    documents = [
+        task.command.known_text(text) for each in task.command.simple for text in each.documents
     ]
     own = [path for value in python_paths(task) for path in value.split(os.pathsep)]
     found = CommandFiles.of(
-        programs, Path(os.path.normpath(inside)), [path for path in own if path and "$" not in path]
+        programs,
+        Path(os.path.normpath(inside)),
+        [path for path in own if path and "$" not in path],
+        documents,
     )
     template = task.workload.config_template
     if template is not None and template.name.endswith(".py"):
@@ -143,9 +151,9 @@ def has_lines(task: "Script") -> bool:
 def surely_has_lines(task: "Script") -> bool:
     """Return whether the script imports carbonopt, or is given a name of it, as Hydra is."""
     template = task.workload.config_template
-    given = [word for each in task.command.simple for word in each.words]
+    given = [text for each in task.command.simple for text in (*each.words, *each.documents)]
     given += [] if template is None else [template.text]
-    return any("carbonopt.script" in text for text in given) or any(
+    return any(_LINES.search(text) for text in given) or any(
         "carbonopt" in modules for modules in task.imported
     )
 
