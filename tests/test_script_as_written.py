@@ -322,6 +322,13 @@ SOURCES = {
         {"pattern": "step (?P<step>[0-9]+) acc (?P<value>[0-9.]+)"},
         "print('step 10 acc 0.1\\nstep 20 acc 0.2\\nstep 20 acc 0.5')", [(10, 0.1), (20, 0.5)],
     ),
+    "a last step that is printed twice": (
+        {"pattern": "step (?P<step>[0-9]+) acc (?P<value>[0-9.]+)"},
+        "print('step 0 acc 0.1\\nstep 20 acc 0.5\\nstep 20 acc 0.5')", [(0, 0.1), (20, 0.5)],
+    ),
+    "JSON lines without steps": (
+        {"file": "{output_dir}/a.jsonl", "key": "acc"}, {"a.jsonl": [{"acc": 0.1}, {"acc": 0.5}]}, [(1, 0.5)],
+    ),
     "a text file": (
         {"file": "own.log", "pattern": "acc ([0-9.]+)"}, "open('own.log', 'w').write('acc 0.5')", [(1, 0.5)],
     ),
@@ -378,13 +385,25 @@ FAILURES = {
         {"pattern": "step (?P<step>[0-9]+) acc (?P<value>[0-9.]+)"},
         "print('step 50 acc 0.1\\nstep 100 acc 0.2\\nstep 50 acc 0.3\\nstep 100 acc 0.4')",
         "bad_input",
-        "finds step 50 after step 100",
+        "step 50 comes after step 100",
+    ),
+    "the last step of each epoch": (
+        {"pattern": "step (?P<step>[0-9]+)/100 acc (?P<value>[0-9.]+)"},
+        "print('step 0/100 acc 0.1\\nstep 100/100 acc 0.2\\nstep 100/100 acc 0.3')",
+        "bad_input",
+        "step 100 comes 2 times",
+    ),
+    "JSON lines of each epoch": (
+        {"file": "{output_dir}/a.jsonl", "key": "acc"},
+        writing({"a.jsonl": [{"epoch": each, "step": 100, "acc": each / 10} for each in range(4)]}),
+        "bad_input",
+        "step 100 comes 4 times",
     ),
     "a file that each trial adds to": (
         {"file": "all.jsonl", "key": "acc"},
         """open('all.jsonl', 'w').write('{"step": 9, "acc": 0.9}\\n{"step": 5, "acc": 0.1}')""",
         "bad_input",
-        "finds step 5 after step 9",
+        "step 5 comes after step 9",
     ),
 }
 
