@@ -603,6 +603,11 @@ REFUSED = {
     "choices that arithmetic makes alike": ("{x // 100}", {"x": {"choices": [64, 128, 80]}}, {}, "64 and 80"),
     "a range that a format makes alike": ("{x:.1f}", {"x": {"low": 0.001, "high": 0.01}}, {}, "0.01 are written alike"),
     "a folder that is not there": ("{x}", {"x": 1}, {"before": "cd nowhere && "}, "no folder"),
+    **{
+        f"no folder by {before}": ("{x}", {"x": 1}, {"before": before}, "no folder")
+        for before in ("cd -P -- nowhere && ", "pushd nowhere && ", "env --chdir nowhere ", "nice env -Csub --chdir=nowhere ", "(cd sub && ls); cd nowhere; ")
+    },
+    "a file that is not in the folder": ("", {"x": 1}, {"before": "env -C sub python other.py {x}; "}, "no file .*sub/other.py"),
     "conda": ("{x}", {"x": 1}, {"before": "conda activate me && "}, "conda run"),
     "a condition": ("{x}; fi", {"x": 1}, {"before": "if true; then "}, "bash run.sh"),
     "a loop": ("{x} --seed $s; done", {"x": 1}, {"before": "for s in 1 2; do "}, "bash run.sh"),
@@ -615,6 +620,7 @@ REFUSED = {
 @pytest.mark.parametrize("refused", REFUSED)
 def test_what_can_not_work_is_refused(refused: str, tmp_path: Path) -> None:
     words, space, changes, said = REFUSED[refused]
+    (tmp_path / "sub").mkdir()
     (tmp_path / "c.yaml").write_text("lr: {learning_rate}\n")
     (tmp_path / "x.json").write_text('{"lr": {learning_rate}, "x": "{x}"}')
     (tmp_path / "x.yaml").write_text("of: '{x}'\nin: {x}  # the country\n")
@@ -664,7 +670,20 @@ RUNS = {
     "another option is of type bool": ("--other {x}", {"script": TYPE_BOOL + PRINTS}),
     "a flag of argparse's": ("{shuffle}", {"space": {"shuffle": {"choices": ["--shuffle", "--no-shuffle"]}}}),
     "the output is copied": ("{x} 2>&1 | tee log.txt", {}),
-    "a folder before": ("{x}", {"before": "cd . && "}),
+    **{
+        before: ("{x}", {"before": before})
+        for before in (
+            "cd . && ", "cd -P -- sub && cd .. && ", "pushd sub && popd && ", "(cd sub && ls) && ", "(ls; (cd sub); ",
+            "env -C . ", "cd sub; env -C .. ", "uv run --directory ../{x} ",
+        )
+    },
+    **{
+        f"{before}from another folder": ("../train.py {x}", {"before": before})
+        for before in (
+            "env -C sub ", "env --chdir=sub ", "env --chdir sub ", "env -Csub ", "pushd sub && ", "cd -L sub && ", "(cd sub && ",
+            "cd . && nice -n 5 env -C sub ",
+        )
+    },
     "a comment before": ("{x}", {"before": "# it's mine\n"}),
 }  # fmt: skip
 
@@ -673,8 +692,12 @@ RUNS = {
 def test_what_works_is_not_refused(runs: str, tmp_path: Path) -> None:
     words, given = RUNS[runs]
     changes = dict(given)
+    (tmp_path / "sub").mkdir()
     space = changes.pop("space", {"x": {"choices": [1, 2]}})
-    checked(tmp_path, f"{changes.pop('before', '')}python train.py {words}", space, **changes)
+    before = changes.pop("before", "")
+    end = ")" if before.startswith("(") and before.count("(") > before.count(")") else ""
+    script = "" if words.startswith("../") else "train.py "
+    checked(tmp_path, f"{before}python {script}{words}{end}", space, **changes)
 
 
 def test_a_comment_hides_no_line(tmp_path: Path) -> None:

@@ -81,3 +81,17 @@ def test_programs_in_the_code_of_shells_are_programs() -> None:
     text = "bash -c 'one | two'\nsh -s x <<'EOF'\nthree\nEOF\npython -c 'four'"
     names = [each.words[0] for each in Command.parse(text).programs]
     assert names == ["bash", "one", "two", "sh", "three", "python"]
+
+
+@pytest.mark.parametrize(
+    ("command", "folders"),
+    [
+        ("env -C a numactl -C 0-3 python x.py -C b", ("a",)),
+        ("make -C a train", ("a",)),
+        ("conda run --cwd a -n me python x.py", ("a",)),
+        ("apptainer exec -C a python x.py", ()),
+        ("srun --chdir=a python x.py", ("a",)),
+    ],
+)
+def test_folders_that_starters_change_to(command: str, folders: tuple[str, ...]) -> None:
+    assert Command.parse(command).simple[0].folders == folders

@@ -48,6 +48,19 @@ _STARTERS = (
     *("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi", "hatch", "rye"),
     *("apptainer", "singularity"),
 )
+# Options of programs that change to a folder before they start another one.
+_FOLDER_OPTIONS = {
+    "env": ("-C", "--chdir"),
+    "sudo": ("-D", "--chdir"),
+    "systemd-run": ("--working-directory",),
+    "srun": ("-D", "--chdir"),
+    "mpirun": ("-wdir", "--wdir", "-wd"),
+    "make": ("-C", "--directory"),
+    "gmake": ("-C", "--directory"),
+    "uv": ("--directory",),
+    "poetry": ("-C", "--directory"),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), ("--cwd",)),
+}
 _EXPORTS = ("export", "declare", "typeset")
 # before the name of an environment, a user or a variable
 _WITH_NAMES = ("-n", "--name", "-e", "--environment", "-u", "--unset")
@@ -126,6 +139,7 @@ class Simple:
     inputs: tuple[str, ...]  # files that it has as its standard input
     outputs: tuple[str, ...]  # files to which its standard output goes
     documents: tuple[str, ...]  # texts in the command that it has as its input: <<EOF, <<< 'text'
+    subshells: tuple[int, ...] = ()  # numbers of the brackets around it, the outermost first
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -158,6 +172,25 @@ class Simple:
                     return words[place + 1]
                 place += 2 if words[place] in ("-W", "-X") else 1
         return _name(words[0])
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders that its starters change to, one after the other, as `env -C sub` does."""
+        found: list[str] = []
+        options: tuple[str, ...] = ()
+        for place, word in enumerate(self.words):
+            if _PYTHON.fullmatch(_name(word)):
+                break
+            if _name(word) in (*_FOLDER_OPTIONS, *_STARTERS):  # others use -C for something else
+                options = _FOLDER_OPTIONS.get(_name(word), ())
+            name, equals, value = word.partition("=")
+            if word in options and place < len(self.words) - 1:
+                found.append(self.words[place + 1])
+            elif equals and name in options:
+                found.append(value)
+            elif word[:2] in options and word[1:2] != "-":  # -Csub
+                found.append(word[2:])
+        return tuple(found)
 
     @property
     def before(self) -> tuple[str, ...]:
@@ -291,17 +324,22 @@ class Command:
     def simple(self) -> tuple[Simple, ...]:
         """The programs that the command runs, in order."""
         groups: list[list[re.Match[str]]] = [[]]
+        subshells: list[tuple[int, ...]] = [()]  # of each group
         waiting: list[list[re.Match[str]]] = []  # those whose documents are still to come
         for token in self._tokens():
             if token.lastgroup == "operator" and (token[0] != "\n" or self._is_of_lines):
                 groups.append([])
+                around = subshells[-1][:-1] if token[0] == ")" else subshells[-1]
+                subshells.append((*around, len(groups)) if token[0] == "(" else around)
             elif token.lastgroup == "document":
                 waiting.pop(0).append(token)
             elif token.lastgroup in ("word", "redirection"):
                 groups[-1].append(token)
                 if _DOCUMENT_BEGINS.fullmatch(token[0]):
                     waiting.append(groups[-1])
-        return tuple(_simple(group) for group in groups if group)
+        return tuple(
+            _simple(group, within) for group, within in zip(groups, subshells, strict=True) if group
+        )
 
     @cached_property
     def programs(self) -> tuple[Simple, ...]:
@@ -482,7 +520,7 @@ def _with_texts(marked: str, texts: Sequence[str]) -> str:
     return _MARKED.sub(lambda mark: texts[int(mark[1])], marked)
 
 
-def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
+def _simple(tokens: Sequence[re.Match[str]], subshells: tuple[int, ...]) -> Simple:
     words: list[str] = []
     assignments: list[tuple[str, str]] = []
     inputs: list[str] = []
@@ -512,7 +550,7 @@ def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
         else:
             words.append(text)
     files = tuple(inputs), tuple(outputs)
-    return Simple(tuple(words), tuple(assignments), *files, tuple(documents))
+    return Simple(tuple(words), tuple(assignments), *files, tuple(documents), subshells)
 
 
 def _unquoted(word: str) -> str:

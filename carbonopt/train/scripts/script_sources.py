@@ -75,24 +75,47 @@ def python_paths(task: "Script") -> list[str]:
 
 
 def working_folder(task: "Script", folder: Path) -> Path | None:
-    """Return the folder in which the main program runs, or None if it isn't known."""
+    """Return the folder in which the main program runs, or None if it isn't known.
+
+    Raises:
+        BadInput: if the command changes to a folder that is not there.
+    """
+    folders = [folder]  # the last one is entered; pushd keeps those before
     for each in task.command.simple:
         if each is task.main:
-            return folder
-        if each.words[:1] == ("cd",):
-            if (
-                len(each.words) != 2
-                or not task.command.literal(each.words[1])
-                or each.words[1][:1] in "~-"
-            ):
+            break
+        # A subshell changes to a folder for itself alone.
+        if each.subshells != task.main.subshells[: len(each.subshells)]:
+            continue
+        match each.words:
+            case ("cd" | "pushd" as how, *words):
+                given = [word for word in words if word not in ("-L", "-P", "-e", "--")]
+                name = given[0] if len(given) == 1 else "~"  # cd alone goes home
+                if (entered := _entered(task, how, name, folders[-1])) is None:
+                    return None
+                folders = [*(folders if how == "pushd" else folders[:-1]), entered]
+            case ("popd",) if len(folders) > 1:
+                folders.pop()
+            case ("popd", *_):
                 return None
-            folder = folder / each.words[1]
-            if not is_folder(folder):
-                raise BadInput(
-                    f"workload.command: cd {each.words[1]}: no folder {folder}; give an existing"
-                    " one."
-                )
-    return folder
+    inside: Path | None = folders[-1]
+    for name in task.main.folders:
+        inside = None if inside is None else _entered(task, task.main.words[0], name, inside)
+    return inside
+
+
+def _entered(task: "Script", how: str, name: str, folder: Path) -> Path | None:
+    """Return a folder that the command changes to from another one; None: it isn't known.
+
+    Raises:
+        BadInput: if there is no such folder.
+    """
+    if not task.command.literal(name) or name[:1] in ("~", "-", "+"):
+        return None
+    inside = folder / name
+    if not is_folder(inside):
+        raise BadInput(f"workload.command: {how} {name}: no folder {inside}; give an existing one.")
+    return inside
 
 
 def _sources(task: "Script") -> Iterator[tuple[Path, ast.Module]]:
