@@ -578,6 +578,15 @@ REFUSED = {
     "output to a file": ("{x} > log.txt 2>&1", {"x": 1}, {}, "tee log.txt"),
     "output to a file, with &>": ("{x} &> log.txt", {"x": 1}, {}, "tee log.txt"),
     "output added to a file": ("{x} >> log.txt", {"x": 1}, {}, "tee log.txt"),
+    **{
+        f"output to a file by {command}": ("; " + command, {"x": 1}, {"before": "echo {x}; "}, f"{file}, so that")
+        for command, file in (
+            ("exec >> all.txt; python train.py", "all.txt"), ("(python train.py; ls) > all.txt", "all.txt"),
+            ("bash -c 'python train.py > all.txt'", "all.txt"), ("sh -ec 'exec &> all.txt; python train.py'", "all.txt"),
+            ("bash <<EOF\npython train.py > all.txt\nEOF", "all.txt"), ("bash run.sh", "run.sh's output goes to all.txt"),
+            ("nice ./run.sh", "run.sh's output goes to all.txt"), ("python train.py | tee a.txt > /dev/null", "/dev/null"),
+        )
+    },
     "a template without its key": ("--config c.yaml", LR, {}, "config_template"),
     "a template without its place": ("{x}", {"x": 1}, {"workload": {"config_template": "c.yaml"}}, "go together"),
     "a template that is none": (
@@ -621,6 +630,8 @@ REFUSED = {
 def test_what_can_not_work_is_refused(refused: str, tmp_path: Path) -> None:
     words, space, changes, said = REFUSED[refused]
     (tmp_path / "sub").mkdir()
+    (tmp_path / "run.sh").write_text("#!/bin/bash\n# it's mine\npython train.py \\\n  > all.txt\n")
+    (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / "c.yaml").write_text("lr: {learning_rate}\n")
     (tmp_path / "x.json").write_text('{"lr": {learning_rate}, "x": "{x}"}')
     (tmp_path / "x.yaml").write_text("of: '{x}'\nin: {x}  # the country\n")
@@ -657,6 +668,16 @@ def test_a_launcher_starts_the_ranks_of_the_launch(command: str, tmp_path: Path)
     assert Script(task.config.workload).starts_ranks
 
 
+@pytest.mark.parametrize(
+    ("end", "advised"), [("> a.txt", True), ("| tee a.txt > /dev/null", False)]
+)
+def test_a_copy_is_advised_where_there_is_none(end: str, advised: bool, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        checked(tmp_path, f"python train.py {{x}} {end}", {"x": 1})
+    assert ("`2>&1 | tee a.txt`" in str(refused.value)) == advised
+    assert "tee /dev/null" not in str(refused.value)
+
+
 RUNS = {
     "a script with lines may redirect its output": ("{x} > log.txt", {"script": "import carbonopt.script\n" + PRINTS}),
     "the quality is in a file": (
@@ -684,6 +705,14 @@ RUNS = {
             "cd . && nice -n 5 env -C sub ",
         )
     },
+    **{
+        command: (f"; {command}", {"before": "echo {x}; "})
+        for command in (
+            "python train.py > a.txt; cat a.txt", "python train.py && date > end.txt", "exec > a.txt; exec > /dev/stdout; python train.py", "bash run.sh",
+            "exec > >(tee a.txt) 2>&1; python train.py", "(exec > a.txt; ls); python train.py", "python train.py 2>&1",
+            "exec 3> a.txt; python train.py >&1", "bash -c 'python train.py | tee a.txt'", "(python train.py)",
+        )
+    },
     "a comment before": ("{x}", {"before": "# it's mine\n"}),
 }  # fmt: skip
 
@@ -693,6 +722,7 @@ def test_what_works_is_not_refused(runs: str, tmp_path: Path) -> None:
     words, given = RUNS[runs]
     changes = dict(given)
     (tmp_path / "sub").mkdir()
+    (tmp_path / "run.sh").write_text("python train.py > a.txt 2>&1\ngrep accuracy a.txt\n")
     space = changes.pop("space", {"x": {"choices": [1, 2]}})
     before = changes.pop("before", "")
     end = ")" if before.startswith("(") and before.count("(") > before.count(")") else ""

@@ -61,6 +61,8 @@ _FOLDER_OPTIONS = {
     "poetry": ("-C", "--directory"),
     **dict.fromkeys(("conda", "mamba", "micromamba"), ("--cwd",)),
 }
+# Programs that a command may end with, and that print no quality.
+_NO_TRAINING = ("echo", "printf", "date", "touch", "hostname", "nvidia-smi")
 _EXPORTS = ("export", "declare", "typeset")
 # before the name of an environment, a user or a variable
 _WITH_NAMES = ("-n", "--name", "-e", "--environment", "-u", "--unset")
@@ -229,6 +231,11 @@ class Command:
         return cls.parse(without_comments(text))
 
     @classmethod
+    def of_shell_script(cls, text: str) -> "Command":
+        """Read a script of a shell, in which braces make no placeholders."""
+        return cls(re.sub(r"\\\r?\n", " ", without_comments(text)).strip(), (), ())
+
+    @classmethod
     def parse(cls, text: str) -> "Command":
         """Read a command, or a path with placeholders, in which # begins no comment.
 
@@ -352,6 +359,28 @@ class Command:
                     found += Command(code, self.placeholders, self.variables).programs
         return tuple(found)
 
+    @property
+    def redirected(self) -> tuple[Simple, str] | None:
+        """The program whose output, the command's last, goes to a file, with that file's name.
+
+        None: it goes where the command's own output goes.
+        """
+        if not self.simple:
+            return None
+        last = self.simple[-1]
+        if last.outputs and last.launcher not in _NO_TRAINING:
+            return last, last.outputs[-1]
+        for code in _shell_code(last):
+            with suppress(BadInput):
+                return Command(code, self.placeholders, self.variables).redirected
+        # exec > log.txt sends there what follows it
+        calls = [
+            each
+            for each in self.simple
+            if each.words == ("exec",) and each.subshells == last.subshells[: len(each.subshells)]
+        ]
+        return next(((each, each.outputs[-1]) for each in calls[-1:] if each.outputs), None)
+
     def check_lines(self) -> None:
         """Raise BadInput for a line that a shell would run by itself although it continues another.
 
@@ -376,7 +405,10 @@ class Command:
             raise BadInput(
                 "it must not end with &: a trial ends when its command does; leave the & out."
             )
-        if self.simple and not self.simple[-1].words:
+        ends = [token[0] for token in self._tokens() if token.lastgroup == "operator"]
+        # (one; two) > log.txt
+        is_of_brackets = ends[-1:] == [")"]
+        if self.simple and not self.simple[-1].words and not is_of_brackets:
             raise BadInput(
                 "its last line must have a program; end the line before it with a backslash."
             )
@@ -537,7 +569,7 @@ def _simple(tokens: Sequence[re.Match[str]], subshells: tuple[int, ...]) -> Simp
         text = "".join(shlex.split(token[0])) if token[0] not in ("''", '""') else ""
         if redirection:
             if redirection in (">", ">>", ">|", "1>", "1>>", "&>", "&>>") or (
-                redirection == ">&" and text != "2"
+                redirection == ">&" and not re.fullmatch("[0-9]+|-", text)
             ):
                 outputs += [text] if text not in ("/dev/stdout", "/dev/stderr") else []
             elif redirection in ("<", "0<"):

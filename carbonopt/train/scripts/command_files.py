@@ -249,7 +249,7 @@ class CommandFiles:
             if is_file(path):
                 if path.suffix == ".py" or (not path.suffix and _begins_with(path, _PYTHONS)):
                     self._add_python(path)
-                elif _is_shell_script(path):
+                elif is_shell_script(path):
                     self._add_shell(path)
                 elif path.suffix in _PROGRAMS:
                     if self._is_new(path):
@@ -650,7 +650,8 @@ def _is_python(words: Sequence[str]) -> bool:
     return any(map(_PYTHON.fullmatch, words))
 
 
-def _is_shell_script(path: Path) -> bool:
+def is_shell_script(path: Path) -> bool:
+    """Return whether a shell or make runs a file, by its name or its first line."""
     if path.suffix in (".sh", ".bash", ".zsh", ".mk", ".just") or path.name in _RUN_FILES:
         return True
     return _begins_with(path, _SHELLS)

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +18,14 @@ from carbonopt.core.refusals import hint
 from carbonopt.core.values import Scalar
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.space_settings import Range, Space, values_of
-from carbonopt.train.scripts.command import as_text
+from carbonopt.train.scripts.command import Command, as_text
 from carbonopt.train.scripts.config_template import ConfigTemplate
 from carbonopt.train.scripts.script_sources import (
     has_lines,
     missing_modules,
     options_of_bool,
     python_paths,
+    shell_script,
     working_folder,
 )
 from carbonopt.train.scripts.script_values import BATCHES, PLACEHOLDERS, derived, points
@@ -401,18 +403,28 @@ def _check_ranks(task: "Script", launch: Launch) -> None:
 
 def _check_output(task: "Script") -> None:
     """Raise BadInput if the quality is read in an output that is redirected to a file."""
-    outputs = task.command.simple[-1].outputs
     source = task.workload.quality_from
-    if not outputs or (source is not None and source.file is not None) or has_lines(task):
+    if (source is not None and source.file is not None) or has_lines(task):
         return
-    where = (
-        f"the command's output goes to {outputs[-1]}, so that the study can't read the quality"
-        " in it"
-    )
+    name, redirected = "the command", task.command.redirected
+    if redirected is None:
+        script = shell_script(task)
+        if script is None:
+            return
+        name, text = script
+        with suppress(BadInput):
+            redirected = Command.of_shell_script(text).redirected
+    if redirected is None:
+        return
+    program, file = redirected
+    where = f"{name}'s output goes to {file}, so that the study can't read the quality in it"
     log = "each trial's output is kept in its folder anyway"
+    # tee has its own file; nobody reads /dev/null
+    copies = program.launcher == "tee" or file.startswith("/dev/")
+    other = "" if copies else f", write `2>&1 | tee {file}`,"
     raise BadInput(
-        f"workload.command: {where}; leave the redirection out ({log}), write `2>&1 | tee"
-        f" {outputs[-1]}`, or give workload.quality_from with file."
+        f"workload.command: {where}; leave the redirection out ({log}){other} or give"
+        " workload.quality_from with file."
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import is_folder
 from carbonopt.train.scripts.command import Simple
-from carbonopt.train.scripts.command_files import CommandFiles, code_of
+from carbonopt.train.scripts.command_files import CommandFiles, code_of, is_shell_script
 from carbonopt.train.scripts.own_files import UNREADABLE
 
 _LINES = re.compile(r"carbonopt\.script|from carbonopt import")
@@ -116,6 +116,21 @@ def _entered(task: "Script", how: str, name: str, folder: Path) -> Path | None:
     if not is_folder(inside):
         raise BadInput(f"workload.command: {how} {name}: no folder {inside}; give an existing one.")
     return inside
+
+
+def shell_script(task: "Script") -> tuple[str, str] | None:
+    """Return the name and the text of the shell script that the command ends with, as run.sh.
+
+    None: it ends with something else, or the script can't be read.
+    """
+    last = task.command.simple[-1]
+    scripts = (path for path in task.command_files.program if is_shell_script(path))
+    for path in scripts:
+        for word in last.started[:2]:
+            if Path(os.path.normpath(task.command_files.folder / word)) == path:
+                source = code_of(path)
+                return None if source is None else (path.name, source.decode(errors="replace"))
+    return None
 
 
 def _sources(task: "Script") -> Iterator[tuple[Path, ast.Module]]:
