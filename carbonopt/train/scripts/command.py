@@ -253,7 +253,12 @@ class Command:
                 return part[0]
             if part[1] is None:
                 raise BadInput(f"{text!r} has braces that don't match; write {{{{ for a brace.")
-            placeholders.append(Placeholder.parse(part[1]))
+            try:
+                placeholders.append(Placeholder.parse(part[1]))
+            except BadInput as error:
+                raise BadInput(
+                    f"{error} For braces that hold no placeholder, write {{{{ and }}}}."
+                ) from error
             return f"\ue000{len(placeholders) - 1}\ue001"
 
         if "\ue000" in text or "\ue001" in text:
