@@ -574,6 +574,25 @@ REFUSED = {
     "type=bool with words": (
         "--shuffle {shuffle}", {"shuffle": {"choices": ["True", "False"]}}, {"script": TYPE_BOOL + PRINTS}, "type=bool",
     ),
+    **{
+        f"{how}, {words}": (words, ON_OFF, {"script": TYPE_BOOL.replace("'--shuffle', type=bool", how) + PRINTS}, said)
+        for how, words, said in (
+            ("'-s', type=bool", "-s {shuffle}", r'-s has .*true, .false. .*\["-s", ""\]'),
+            ("'-s', type=bool", "-s{shuffle}", r'\["-s", ""\]'),
+            ("'-s', '--shuffle', type=bool", "-s {int(shuffle)}", r"true, '0' .*\[--shuffle, --no-shuffle\]"),
+            ("'--shuffle', type=lambda s: bool(s)", "--shuffle {shuffle}", "--no-shuffle"),
+            ("'--shuffle', type=builtins.bool", "--shuf {shuffle}", r"\[--shuffle, --no-shuffle\]"),
+        )
+    },
+    "a function for bool": (
+        "--shuffle {shuffle}", ON_OFF,
+        {"script": "def true(s): return bool(s)\n" + TYPE_BOOL.replace("type=bool", "type=true") + PRINTS}, "type=bool",
+    ),
+    "type=bool in bash -c": (
+        "; bash -c 'python train.py --shuffle {shuffle}'", ON_OFF, {"script": TYPE_BOOL + PRINTS}, "type=bool",
+    ),
+    "JSON": ("--config '{\"lr\": 1}' {x}", {"x": 1}, {}, "write {{ and }}"),
+    "a program of awk": ("{x} | awk '{print $1}'", {"x": 1}, {}, "write {{ and }}"),
     "fire": ("--shuffle={shuffle}", ON_OFF, {"script": "import fire\n" + PRINTS}, "fire"),
     "output to a file": ("{x} > log.txt 2>&1", {"x": 1}, {}, "tee log.txt"),
     "output to a file, with &>": ("{x} &> log.txt", {"x": 1}, {}, "tee log.txt"),
@@ -689,6 +708,10 @@ RUNS = {
     "a variable of its own": ("CUDA_VISIBLE_DEVICES={x}", {"before": "nice "}),
     "a path by env": ("{x}", {"before": "env PYTHONPATH=. "}),
     "another option is of type bool": ("--other {x}", {"script": TYPE_BOOL + PRINTS}),
+    "another option begins alike": (
+        "--shuffle {shuffle} --shuf 1", {"space": ON_OFF, "script": TYPE_BOOL.replace("--shuffle", "--shuffle_all") + "p.add_argument('--shuffle', type=int)\n" + PRINTS}
+    ),
+    "numbers for fire": ("--shuffle={int(shuffle)}", {"space": ON_OFF, "script": "import fire\n" + PRINTS}),
     "a flag of argparse's": ("{shuffle}", {"space": {"shuffle": {"choices": ["--shuffle", "--no-shuffle"]}}}),
     "the output is copied": ("{x} 2>&1 | tee log.txt", {}),
     **{

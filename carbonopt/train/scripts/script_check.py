@@ -436,43 +436,47 @@ def _check_booleans(task: "Script", space: Space) -> None:
     """
     for name, domain in space.free().items():
         values = values_of(domain)
-        texts = [as_text(value) for value in values]
+        option, texts = _option_of(task, name, values)
         if sum(map(bool, texts)) < 2:
             continue
         alike = f"search.space.{name}: all values train alike"
         is_boolean = all(isinstance(value, bool) for value in values)
-        if is_boolean and any("fire" in modules for modules in task.imported):
+        reads_as_false = {"False", "0"} & set(texts)
+        if is_boolean and not reads_as_false and any("fire" in each for each in task.imported):
             raise BadInput(
                 f"{alike}. fire reads {texts[-1]!r} as text, which counts as true; give the choices"
                 ' ["True", "False"], with quotes.'
             )
-        for file, option in options_of_bool(task):
-            if _option_of(task, name) == option:
-                said = (
-                    f"{file}: {option} has type=bool, for which every word is true, {texts[-1]!r}"
-                    " as well"
-                )
-                better = (
-                    f"give it action=argparse.BooleanOptionalAction and the choices [{option},"
-                    f" --no-{option[2:]}]"
-                )
-                raise BadInput(f"{alike}. {said}; {better}.")
+        for file, names in options_of_bool(task, option) if option else ():
+            said = (
+                f"{file}: {option} has type=bool, for which every word is true, {texts[-1]!r} as"
+                " well"
+            )
+            long = next((each for each in names if each.startswith("--")), None)
+            better = f'action="store_true" and the choices ["{names[0]}", ""]'
+            if long is not None:
+                choices = f"[{long}, --no-{long[2:]}]"
+                better = f"action=argparse.BooleanOptionalAction and the choices {choices}"
+            raise BadInput(f"{alike}. {said}; give it {better}, and put {{{name}}} alone.")
 
 
-def _option_of(task: "Script", name: str) -> str | None:
-    """Return the option before a dimension's placeholder.
+def _option_of(task: "Script", name: str, values: Sequence[Scalar]) -> tuple[str | None, list[str]]:
+    """Return the option before a dimension's placeholder, and the texts of the values there.
 
     It is `--shuffle` for both `--shuffle {shuffle}` and `--shuffle={shuffle}`.
     """
-    words = task.main.words
-    for place, word in enumerate(words):
-        if any(placeholder.expression.names == (name,) for placeholder in task.command.of(word)):
-            return (
-                word.partition("=")[0]
-                if word.startswith("-")
-                else (words[place - 1] if place else None)
-            )
-    return None
+    for each in task.command.programs:
+        for place, word in enumerate(each.words):
+            for placeholder in task.command.of(word):
+                is_code = re.search(r"\s", word)  # its words are those of a program of its own
+                if is_code or placeholder.expression.names != (name,):
+                    continue
+                texts = [placeholder.text({name: value}) for value in values]
+                if not word.startswith("-"):
+                    return each.words[place - 1] if place else None, texts
+                option = word.partition("=")[0] if word.startswith("--") else word[:2]
+                return option, texts
+    return None, [as_text(value) for value in values]
 
 
 def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:

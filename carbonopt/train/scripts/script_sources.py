@@ -5,7 +5,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,23 +162,44 @@ def imported(task: "Script") -> Iterator[set[str]]:
         yield names
 
 
-def options_of_bool(task: "Script") -> Iterator[tuple[str, str]]:
-    """Yield the options of argparse with type=bool, each with the name of its file."""
+def options_of_bool(task: "Script", option: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the names of the files in which argparse reads an option with type=bool.
+
+    Each comes with all names that the option has there. It may be shortened, as --shuf.
+    """
     for file, tree in _sources(task):
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            of_bool = any(
-                keyword.arg == "type"
-                and isinstance(keyword.value, ast.Name)
-                and keyword.value.id == "bool"
-                for keyword in node.keywords
-            )
-            if node.func.attr == "add_argument" and of_bool:
-                options = (
-                    argument.value for argument in node.args if isinstance(argument, ast.Constant)
-                )
-                yield from ((file.name, option) for option in options if isinstance(option, str))
+        calls = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_argument"
+        ]
+        converts = {
+            node.name: node.body[-1]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and len(node.body) == 1
+        }
+        named = [[str(getattr(each, "value", "")) for each in call.args] for call in calls]
+        full = [names for names in named if option in names]
+        if not full and option.startswith("--"):
+            full = [names for names in named if any(name.startswith(option) for name in names)]
+        for call, names in zip(calls, named, strict=True):
+            types = (each.value for each in call.keywords if each.arg == "type")
+            if names in full and any(_is_bool(each, converts) for each in types):
+                yield file.name, names
+
+
+def _is_bool(node: ast.AST | None, converts: Mapping[str, ast.stmt]) -> bool:
+    """Return whether an expression is bool, or a function of one line that returns bool(text)."""
+    match node:
+        case ast.Name(id="bool") | ast.Attribute(attr="bool"):
+            return True
+        case ast.Lambda(body=body) | ast.Return(value=body):
+            return isinstance(body, ast.Call) and _is_bool(body.func, {})
+        case ast.Name(id=name) if name in converts:
+            return _is_bool(converts[name], {})
+    return False
 
 
 def has_lines(task: "Script") -> bool:
