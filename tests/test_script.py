@@ -64,9 +64,13 @@ def watched(
     params: TrialParams = PARAMS,
     workload: dict | None = None,
     looks: list[float] | None = None,
+    warned: list[str] | None = None,
     **rules,
 ) -> TrialRecord:
-    """The record of a trial that runs this script; `looks` gets its energy at each look at it."""
+    """The record of a trial that runs this script.
+
+    `looks` gets its energy at each look at it, and `warned` the messages for the user.
+    """
     looks = [] if looks is None else looks
     (folder / "train.py").write_text(textwrap.dedent(script))
     (folder / "trial").mkdir(exist_ok=True)
@@ -112,6 +116,7 @@ def watched(
         progress=lambda *_: None,
         still_running=looks.append,
         store=lambda record: None,
+        warn=([] if warned is None else warned).append,
     ).run()
 
 
@@ -563,7 +568,31 @@ def test_a_script_that_hangs_is_ended_and_one_that_writes_goes_on(tmp_path: Path
         'import time\nfor _ in range(8):\n    print("on", flush=True)\n   '
         " time.sleep(0.3)\nprint('{\"accuracy\": 1}')"
     )
-    assert watched(writes, tmp_path, timeout_s=1.5).state == TrialState.COMPLETE
+    warned: list[str] = []
+    assert watched(writes, tmp_path, timeout_s=1.5, warned=warned).state == TrialState.COMPLETE
+    assert warned == []
+
+
+START = """
+import time
+for _ in range(100 if ENDLESS else 12):
+    print("waiting", flush=True)
+    time.sleep(0.3)
+"""
+
+
+def test_a_script_that_prints_before_its_training_goes_on_with_one_warning(tmp_path: Path) -> None:
+    warned: list[str] = []
+    goes_on = watched(
+        START.replace("ENDLESS", "False") + LOOP, tmp_path, timeout_s=1.5, warned=warned
+    )
+    assert (goes_on.state, goes_on.value) == (TrialState.COMPLETE, 0.75)
+    (text,) = warned
+    assert "trial 3" in text and "trial_time_limit_s" in text
+    limited = {"timeout_s": 1.5, "time_limit_s": 4.0, "warned": warned}
+    ended = watched(START.replace("ENDLESS", "True") + LOOP, tmp_path, **limited)
+    assert (ended.state, ended.failure.kind) == (TrialState.TIMEOUT, "timeout")
+    assert len(warned) == 2
 
 
 def test_what_it_leaves_behind_neither_delays_its_end_nor_stays(tmp_path: Path) -> None:

@@ -322,6 +322,13 @@ SOURCES = {
         {"pattern": "step (?P<step>[0-9]+) acc (?P<value>[0-9.]+)"},
         "print('step 10 acc 0.1\\nstep 20 acc 0.2\\nstep 20 acc 0.5')", [(10, 0.1), (20, 0.5)],
     ),
+    "a last step that is printed twice": (
+        {"pattern": "step (?P<step>[0-9]+) acc (?P<value>[0-9.]+)"},
+        "print('step 0 acc 0.1\\nstep 20 acc 0.5\\nstep 20 acc 0.5')", [(0, 0.1), (20, 0.5)],
+    ),
+    "JSON lines without steps": (
+        {"file": "{output_dir}/a.jsonl", "key": "acc"}, {"a.jsonl": [{"acc": 0.1}, {"acc": 0.5}]}, [(1, 0.5)],
+    ),
     "a text file": (
         {"file": "own.log", "pattern": "acc ([0-9.]+)"}, "open('own.log', 'w').write('acc 0.5')", [(1, 0.5)],
     ),
@@ -378,13 +385,25 @@ FAILURES = {
         {"pattern": "step (?P<step>[0-9]+) acc (?P<value>[0-9.]+)"},
         "print('step 50 acc 0.1\\nstep 100 acc 0.2\\nstep 50 acc 0.3\\nstep 100 acc 0.4')",
         "bad_input",
-        "finds step 50 after step 100",
+        "step 50 comes after step 100",
+    ),
+    "the last step of each epoch": (
+        {"pattern": "step (?P<step>[0-9]+)/100 acc (?P<value>[0-9.]+)"},
+        "print('step 0/100 acc 0.1\\nstep 100/100 acc 0.2\\nstep 100/100 acc 0.3')",
+        "bad_input",
+        "step 100 comes 2 times",
+    ),
+    "JSON lines of each epoch": (
+        {"file": "{output_dir}/a.jsonl", "key": "acc"},
+        writing({"a.jsonl": [{"epoch": each, "step": 100, "acc": each / 10} for each in range(4)]}),
+        "bad_input",
+        "step 100 comes 4 times",
     ),
     "a file that each trial adds to": (
         {"file": "all.jsonl", "key": "acc"},
         """open('all.jsonl', 'w').write('{"step": 9, "acc": 0.9}\\n{"step": 5, "acc": 0.1}')""",
         "bad_input",
-        "finds step 5 after step 9",
+        "step 5 comes after step 9",
     ),
 }
 
@@ -555,10 +574,38 @@ REFUSED = {
     "type=bool with words": (
         "--shuffle {shuffle}", {"shuffle": {"choices": ["True", "False"]}}, {"script": TYPE_BOOL + PRINTS}, "type=bool",
     ),
+    **{
+        f"{how}, {words}": (words, ON_OFF, {"script": TYPE_BOOL.replace("'--shuffle', type=bool", how) + PRINTS}, said)
+        for how, words, said in (
+            ("'-s', type=bool", "-s {shuffle}", r'-s has .*true, .false. .*\["-s", ""\]'),
+            ("'-s', type=bool", "-s{shuffle}", r'\["-s", ""\]'),
+            ("'-s', '--shuffle', type=bool", "-s {int(shuffle)}", r"true, '0' .*\[--shuffle, --no-shuffle\]"),
+            ("'--shuffle', type=lambda s: bool(s)", "--shuffle {shuffle}", "--no-shuffle"),
+            ("'--shuffle', type=builtins.bool", "--shuf {shuffle}", r"\[--shuffle, --no-shuffle\]"),
+        )
+    },
+    "a function for bool": (
+        "--shuffle {shuffle}", ON_OFF,
+        {"script": "def true(s): return bool(s)\n" + TYPE_BOOL.replace("type=bool", "type=true") + PRINTS}, "type=bool",
+    ),
+    "type=bool in bash -c": (
+        "; bash -c 'python train.py --shuffle {shuffle}'", ON_OFF, {"script": TYPE_BOOL + PRINTS}, "type=bool",
+    ),
+    "JSON": ("--config '{\"lr\": 1}' {x}", {"x": 1}, {}, "write {{ and }}"),
+    "a program of awk": ("{x} | awk '{print $1}'", {"x": 1}, {}, "write {{ and }}"),
     "fire": ("--shuffle={shuffle}", ON_OFF, {"script": "import fire\n" + PRINTS}, "fire"),
     "output to a file": ("{x} > log.txt 2>&1", {"x": 1}, {}, "tee log.txt"),
     "output to a file, with &>": ("{x} &> log.txt", {"x": 1}, {}, "tee log.txt"),
     "output added to a file": ("{x} >> log.txt", {"x": 1}, {}, "tee log.txt"),
+    **{
+        f"output to a file by {command}": ("; " + command, {"x": 1}, {"before": "echo {x}; "}, f"{file}, so that")
+        for command, file in (
+            ("exec >> all.txt; python train.py", "all.txt"), ("(python train.py; ls) > all.txt", "all.txt"),
+            ("bash -c 'python train.py > all.txt'", "all.txt"), ("sh -ec 'exec &> all.txt; python train.py'", "all.txt"),
+            ("bash <<EOF\npython train.py > all.txt\nEOF", "all.txt"), ("bash run.sh", "run.sh's output goes to all.txt"),
+            ("nice ./run.sh", "run.sh's output goes to all.txt"), ("python train.py | tee a.txt > /dev/null", "/dev/null"),
+        )
+    },
     "a template without its key": ("--config c.yaml", LR, {}, "config_template"),
     "a template without its place": ("{x}", {"x": 1}, {"workload": {"config_template": "c.yaml"}}, "go together"),
     "a template that is none": (
@@ -584,6 +631,11 @@ REFUSED = {
     "choices that arithmetic makes alike": ("{x // 100}", {"x": {"choices": [64, 128, 80]}}, {}, "64 and 80"),
     "a range that a format makes alike": ("{x:.1f}", {"x": {"low": 0.001, "high": 0.01}}, {}, "0.01 are written alike"),
     "a folder that is not there": ("{x}", {"x": 1}, {"before": "cd nowhere && "}, "no folder"),
+    **{
+        f"no folder by {before}": ("{x}", {"x": 1}, {"before": before}, "no folder")
+        for before in ("cd -P -- nowhere && ", "pushd nowhere && ", "env --chdir nowhere ", "nice env -Csub --chdir=nowhere ", "(cd sub && ls); cd nowhere; ")
+    },
+    "a file that is not in the folder": ("", {"x": 1}, {"before": "env -C sub python other.py {x}; "}, "no file .*sub/other.py"),
     "conda": ("{x}", {"x": 1}, {"before": "conda activate me && "}, "conda run"),
     "a condition": ("{x}; fi", {"x": 1}, {"before": "if true; then "}, "bash run.sh"),
     "a loop": ("{x} --seed $s; done", {"x": 1}, {"before": "for s in 1 2; do "}, "bash run.sh"),
@@ -596,6 +648,9 @@ REFUSED = {
 @pytest.mark.parametrize("refused", REFUSED)
 def test_what_can_not_work_is_refused(refused: str, tmp_path: Path) -> None:
     words, space, changes, said = REFUSED[refused]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "run.sh").write_text("#!/bin/bash\n# it's mine\npython train.py \\\n  > all.txt\n")
+    (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / "c.yaml").write_text("lr: {learning_rate}\n")
     (tmp_path / "x.json").write_text('{"lr": {learning_rate}, "x": "{x}"}')
     (tmp_path / "x.yaml").write_text("of: '{x}'\nin: {x}  # the country\n")
@@ -632,6 +687,16 @@ def test_a_launcher_starts_the_ranks_of_the_launch(command: str, tmp_path: Path)
     assert Script(task.config.workload).starts_ranks
 
 
+@pytest.mark.parametrize(
+    ("end", "advised"), [("> a.txt", True), ("| tee a.txt > /dev/null", False)]
+)
+def test_a_copy_is_advised_where_there_is_none(end: str, advised: bool, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        checked(tmp_path, f"python train.py {{x}} {end}", {"x": 1})
+    assert ("`2>&1 | tee a.txt`" in str(refused.value)) == advised
+    assert "tee /dev/null" not in str(refused.value)
+
+
 RUNS = {
     "a script with lines may redirect its output": ("{x} > log.txt", {"script": "import carbonopt.script\n" + PRINTS}),
     "the quality is in a file": (
@@ -643,9 +708,34 @@ RUNS = {
     "a variable of its own": ("CUDA_VISIBLE_DEVICES={x}", {"before": "nice "}),
     "a path by env": ("{x}", {"before": "env PYTHONPATH=. "}),
     "another option is of type bool": ("--other {x}", {"script": TYPE_BOOL + PRINTS}),
+    "another option begins alike": (
+        "--shuffle {shuffle} --shuf 1", {"space": ON_OFF, "script": TYPE_BOOL.replace("--shuffle", "--shuffle_all") + "p.add_argument('--shuffle', type=int)\n" + PRINTS}
+    ),
+    "numbers for fire": ("--shuffle={int(shuffle)}", {"space": ON_OFF, "script": "import fire\n" + PRINTS}),
     "a flag of argparse's": ("{shuffle}", {"space": {"shuffle": {"choices": ["--shuffle", "--no-shuffle"]}}}),
     "the output is copied": ("{x} 2>&1 | tee log.txt", {}),
-    "a folder before": ("{x}", {"before": "cd . && "}),
+    **{
+        before: ("{x}", {"before": before})
+        for before in (
+            "cd . && ", "cd -P -- sub && cd .. && ", "pushd sub && popd && ", "(cd sub && ls) && ", "(ls; (cd sub); ",
+            "env -C . ", "cd sub; env -C .. ", "uv run --directory ../{x} ",
+        )
+    },
+    **{
+        f"{before}from another folder": ("../train.py {x}", {"before": before})
+        for before in (
+            "env -C sub ", "env --chdir=sub ", "env --chdir sub ", "env -Csub ", "pushd sub && ", "cd -L sub && ", "(cd sub && ",
+            "cd . && nice -n 5 env -C sub ",
+        )
+    },
+    **{
+        command: (f"; {command}", {"before": "echo {x}; "})
+        for command in (
+            "python train.py > a.txt; cat a.txt", "python train.py && date > end.txt", "exec > a.txt; exec > /dev/stdout; python train.py", "bash run.sh",
+            "exec > >(tee a.txt) 2>&1; python train.py", "(exec > a.txt; ls); python train.py", "python train.py 2>&1",
+            "exec 3> a.txt; python train.py >&1", "bash -c 'python train.py | tee a.txt'", "(python train.py)",
+        )
+    },
     "a comment before": ("{x}", {"before": "# it's mine\n"}),
 }  # fmt: skip
 
@@ -654,8 +744,13 @@ RUNS = {
 def test_what_works_is_not_refused(runs: str, tmp_path: Path) -> None:
     words, given = RUNS[runs]
     changes = dict(given)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "run.sh").write_text("python train.py > a.txt 2>&1\ngrep accuracy a.txt\n")
     space = changes.pop("space", {"x": {"choices": [1, 2]}})
-    checked(tmp_path, f"{changes.pop('before', '')}python train.py {words}", space, **changes)
+    before = changes.pop("before", "")
+    end = ")" if before.startswith("(") and before.count("(") > before.count(")") else ""
+    script = "" if words.startswith("../") else "train.py "
+    checked(tmp_path, f"{before}python {script}{words}{end}", space, **changes)
 
 
 def test_a_comment_hides_no_line(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import contextlib
 import math
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from carbonopt.core.errors import BadInput, shortened
@@ -131,6 +133,39 @@ def evaluation(
     return Reported(step, quality.value(total, examples), total, examples, others)
 
 
+def check_steps(must: str, points: Sequence[Reported]) -> None:
+    """Check that the steps of a script's evaluations are numbered through the whole training.
+
+    Steps that start anew, as those of an epoch or a fold do, go back, or are the same at the end of
+    each. The last of them is not the number of steps that the training made.
+
+    Args:
+        must: how a message begins, such as "a script must print".
+        points: the evaluations, in the order in which they were made.
+
+    Raises:
+        BadInput: if steps go back, or the only step comes again with another value.
+    """
+    advice = (
+        "number steps through the whole training, not anew in each epoch or fold. If trials write"
+        " one shared file, write it into {output_dir}. Or leave the steps out."
+    )
+    for before, after in pairwise(points):
+        if after.step < before.step:
+            raise BadInput(
+                f"{must} steps in the order in which they were made, but step {after.step} comes"
+                f" after step {before.step}; {advice}"
+            )
+    in_training = [point for point in points if point.step > 0]
+    steps = {point.step for point in in_training}
+    values = {point.value for point in in_training}
+    if len(steps) == 1 and len(values) > 1:
+        raise BadInput(
+            f"{must} each step once, but step {in_training[0].step} comes {len(in_training)} times,"
+            f" with {len(values)} values, and no other; {advice}"
+        )
+
+
 def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reported]:
     """Return the evaluation in the last line that is a JSON object with the quality.
 
@@ -138,8 +173,36 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reporte
     line may have `step` (else it is `steps`) and `count`.
 
     Raises:
-        BadInput: as `evaluation`; and if that line can't be read, since an earlier one would be of
-            another evaluation.
+        BadInput: as `evaluation`; if that line can't be read, since an earlier one would be of
+            another evaluation; and as `check_steps`.
+    """
+
+    points: list[Reported] = []  # the last one first
+    # splitlines would end a line within a text, too, at signs that JSON allows there
+    for line in reversed(re.split(r"[\r\n]+", said)):
+        try:
+            printed = _printed_object(line, quality)
+            if printed is None or (points and "step" not in printed):
+                continue
+            step = whole("step", printed.get("step", steps), 1)
+            values: dict[str, object] = {quality.name: printed[quality.name]}
+            point = evaluation(quality, values, printed.get("count"), step)
+        except BadInput:
+            if not points:
+                raise
+            continue  # only the last line counts
+        points.append(point)
+        if "step" not in printed:
+            return points
+    check_steps("the script must print", points[::-1])
+    return points[:1]
+
+
+def _printed_object(line: str, quality: Quality) -> dict[str, Any] | None:
+    """Return the JSON object with the quality in a line of a script's output; None: it has none.
+
+    Raises:
+        BadInput: if the line has the quality's name and can't be read.
     """
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -151,24 +214,15 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reporte
             )
         return values
 
-    # splitlines would end a line within a text, too, at signs that JSON allows there
-    for line in reversed(re.split(r"[\r\n]+", said)):
-        text = _BEFORE_JSON.sub("", _COLOURS.sub("", line).removeprefix("\ufeff")).strip()
-        if not text.startswith("{"):
-            continue
-        try:
-            printed = parsed_json(text, object_of)
-        except ValueError as error:
-            if f'"{quality.name}"' in text:
-                raise BadInput(
-                    f"the printed line {shortened(text)} can't be read as JSON: {error}."
-                ) from error
-            continue
-        if quality.name in printed:
-            step = whole("step", printed.get("step", steps), 1)
-            return [
-                evaluation(
-                    quality, {quality.name: printed[quality.name]}, printed.get("count"), step
-                )
-            ]
-    return []
+    text = _BEFORE_JSON.sub("", _COLOURS.sub("", line).removeprefix("\ufeff")).strip()
+    if not text.startswith("{"):
+        return None
+    try:
+        printed: dict[str, Any] = parsed_json(text, object_of)
+    except ValueError as error:
+        if f'"{quality.name}"' not in text:
+            return None
+        raise BadInput(
+            f"the printed line {shortened(text)} can't be read as JSON: {error}."
+        ) from error
+    return printed if quality.name in printed else None

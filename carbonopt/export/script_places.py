@@ -73,9 +73,10 @@ class ScriptPlaces:
         A path may be that of an input or of a folder of inputs.
         """
         command = Command.of_shell(self.command)
-        for word in (
-            word for each in command.simple for word in each.words if command.literal(word)
-        ):
+        texts = [text for each in command.simple for text in each.documents]
+        words = [word for each in command.programs for word in each.words]
+        words += [word for text in texts for word in re.split(r"[\s'\"(),;]+", text)]
+        for word in filter(command.literal, words):
             for text in (word, word.partition("=")[2]):
                 path = PurePath(os.path.normpath(self.folder / text))
                 if text and any(input_path.is_relative_to(path) for input_path in paths):

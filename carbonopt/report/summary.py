@@ -35,8 +35,8 @@ def headline(study: StudyView) -> str:
                 return once
             return f"{once}; the closest had {quality.text(closest.value)}"
         if closest is not None and rec.target.is_met_by(closest.value):
-            stood = f"one stood at {quality.text(closest.value)}"
-            return f"No trial completed at the target, {quality.name} {_target(study)}; {stood}"
+            had = f"one had {quality.name} {quality.text(closest.value)} when it ended"
+            return f"No trial met the target and completed; {had} (target: {_target(study)})"
         had = f"the closest had {quality.text(closest.value)}" if closest else "none was evaluated"
         return f"No trial reached the target, {quality.name} {_target(study)}; {had}"
     at_quality = (

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import parsed_json, repeated_key
 from carbonopt.core.quality import Quality
-from carbonopt.core.script_reports import Reported, evaluation, whole
+from carbonopt.core.script_reports import Reported, check_steps, evaluation, whole
 from carbonopt.core.values import Frozen
 from carbonopt.spec import matches_of_lines
 
@@ -102,8 +102,8 @@ class QualitySource(Frozen, allow_inf_nan=False):
 
         Raises:
             NoQuality: if nothing is there, or the trial has not written the file.
-            BadInput: for a value that is no number, or can't be one of the quality; and for steps
-                that go back, whose last one is not the number of steps that the training made.
+            BadInput: for a value that is no number, or can't be one of the quality; and as
+                `check_steps`.
         """
         path = log if self.file is None else folder / self.file
         if not path.is_file():
@@ -121,17 +121,11 @@ class QualitySource(Frozen, allow_inf_nan=False):
             qualities: dict[str, object] = {quality.name: self._number(value)}
             mend = f"set workload.quality_from.scale: {self.scale / 100:g}"
             point = evaluation(quality, qualities, None, _step(step, steps), of_percent=mend)
-            if points and point.step < points[-1].step:
-                raise BadInput(
-                    "workload.quality_from must find steps in the order in which they were made,"
-                    f" but finds step {point.step} after step {points[-1].step}; number steps"
-                    " through the whole training, not anew in each epoch or fold. If trials write"
-                    " one shared file, write it into {output_dir}. Or leave the steps out."
-                )
-            if points and point.step == points[-1].step:
-                points.pop()  # a step that is evaluated again: the later evaluation counts
             points.append(point)
-        return points
+        if any(step is not None for step, _ in steps_and_values):
+            check_steps("workload.quality_from must find", points)
+        # A step may be evaluated again: the later evaluation counts.
+        return list({point.step: point for point in points}.values())
 
     def _number(self, value: object) -> float:
         try:

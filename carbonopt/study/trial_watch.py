@@ -150,6 +150,7 @@ class TrialWatch:
     warn: Callable[[str], None] = lambda text: None
     _projection: CostProjection = field(default_factory=CostProjection)
     _phase_untold: bool = True  # no phase has been reported yet
+    _warned_of_start: bool = False  # the user knows that the script only prints so far
     _log_size: tuple[int, float] = (0, -math.inf)  # size in bytes; time of its last change
     # Evaluations so far; `so_far` gets them when it is stored.
     _evals: list[EvalPoint] = field(default_factory=list)
@@ -272,8 +273,28 @@ class TrialWatch:
                 self._fail(
                     "timeout", f"it had not ended after {limit_s:g} s (launch.trial_time_limit_s)"
                 )
-            elif time.monotonic() > self._store_at:
-                self._store()
+            else:
+                self._warn_of_long_start(time.monotonic() - heard_s)
+                if time.monotonic() > self._store_at:
+                    self._store()
+
+    def _warn_of_long_start(self, unheard_s: float) -> None:
+        """Warn once of a script that prints for long, but has not begun its training.
+
+        It may load data, and show its progress, or wait for something for ever: nothing tells the
+        study which it does, so it goes on.
+        """
+        program = self.spec.program
+        if self._warned_of_start or program is None or not program.has_lines:
+            return
+        if not self._phase_untold or unheard_s <= self.rules.timeout_s:
+            return
+        self._warned_of_start = True
+        limited = "" if self.rules.time_limit_s else "; set launch.trial_time_limit_s to end it"
+        self.warn(
+            f"trial {self.spec.number}: the script prints, but has not begun its training after"
+            f" {self.rules.timeout_s:g} s (launch.timeout_s), and goes on while it prints{limited}."
+        )
 
     def _leave_out(self, standstill: Standstill) -> float:
         """Leave the time in which the trial stood still out of its figures.

@@ -58,6 +58,41 @@ def test_a_printed_line_has_each_key_once(key: str) -> None:
         printed_evaluations(line, ACCURACY, 10)
 
 
+def printed(*points: tuple[int | None, float]) -> str:
+    steps = ("" if step is None else f', "step": {step}' for step, _ in points)
+    lines = (
+        f'{{"accuracy": {value}{step}}}' for (_, value), step in zip(points, steps, strict=True)
+    )
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("points", "named"),
+    [
+        ([(100, 0.5), (100, 0.7)], "step 100 comes 2 times"),
+        ([(100, 0.5), (None, 0.6), (100, 0.6), (100, 0.7)], "step 100 comes 3 times"),
+        ([(50, 0.5), (100, 0.6), (50, 0.7), (100, 0.8)], "step 50 comes after step 100"),
+    ],
+)
+def test_printed_steps_are_those_of_the_whole_training(points: list, named: str) -> None:
+    with pytest.raises(BadInput, match=named):
+        printed_evaluations(printed(*points), ACCURACY, 10)
+
+
+@pytest.mark.parametrize(
+    ("points", "step"),
+    [
+        ([(100, 0.7), (100, 0.7)], 100),
+        ([(50, 0.5), (100, 0.6), (100, 0.7)], 100),
+        ([(100, 0.5), (100, 0.6), (None, 0.7)], 10),
+        ([(100, 7.0), (50, 0.7)], 50),
+    ],
+)
+def test_the_last_printed_line_counts(points: list, step: int) -> None:
+    (last,) = printed_evaluations(printed(*points), ACCURACY, 10)
+    assert (last.step, last.value) == (step, 0.7)
+
+
 @pytest.mark.parametrize("value", [1.1e100, -1e300, float("inf"), float("nan")])
 def test_a_value_that_would_overflow_counts_as_infinite(value: float) -> None:
     loss = replace(PERPLEXITY, name="loss", value_of_mean="identity", lowest=-float("inf"))

@@ -336,7 +336,7 @@ def test_a_trial_that_stood_at_the_target_and_failed_is_not_said_to_miss_it() ->
     view = StudyView(missed(failed))
     assert (
         headline(view)
-        == "No trial completed at the target, perplexity at most 4.000; one stood at 3.000"
+        == "No trial met the target and completed; one had perplexity 3.000 when it ended (target: at most 4.000)"
     )
     assert "closest_not_complete" in caveats_of(view.data)
     assert headline(StudyView(missed(curve(0, 6.0, 5.0)))).startswith("No trial reached the target")

@@ -120,7 +120,7 @@ def test_a_step_that_is_taken_in_part_is_refused(step: str, tmp_path: Path) -> N
     pattern = r"step (?P<step>[0-9]+).* loss (?P<value>\S+)"
     with pytest.raises(BadInput, match=f"takes 1 of '{step}'"):
         last(tmp_path, f"step {step} loss 1.5", pattern=pattern)
-    assert last(tmp_path, "step 1/100 loss 1.5", pattern=pattern) == 1.5
+    assert last(tmp_path, "step 2/100 loss 1.5", pattern=pattern) == 1.5
 
 
 @pytest.mark.parametrize("step", ["10²", "²", "x", "-1", "١٢"])

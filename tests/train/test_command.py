@@ -63,3 +63,35 @@ def test_comments_are_left_out(text: str, left: str | None) -> None:
 def test_a_launcher_is_found_behind_what_starts_it(command: str, launcher: str) -> None:
     found = Command.parse(command).simple[0].launcher
     assert found == launcher
+
+
+def test_documents_belong_to_the_programs_that_read_them() -> None:
+    text = "cat <<A | sort - <<'B' > out\nit's a > b\nA\n  c\nB\nrun <<< 'd e'\nrest <<C\nf"
+    command = Command.parse(text)
+    found = [(each.words, each.documents, each.outputs) for each in command.simple]
+    assert found == [
+        (("cat",), ("it's a > b\n",), ()),
+        (("sort", "-"), ("  c\n",), ("out",)),
+        (("run",), ("d e",), ()),
+        (("rest",), ("f",), ()),
+    ]
+
+
+def test_programs_in_the_code_of_shells_are_programs() -> None:
+    text = "bash -c 'one | two'\nsh -s x <<'EOF'\nthree\nEOF\npython -c 'four'"
+    names = [each.words[0] for each in Command.parse(text).programs]
+    assert names == ["bash", "one", "two", "sh", "three", "python"]
+
+
+@pytest.mark.parametrize(
+    ("command", "folders"),
+    [
+        ("env -C a numactl -C 0-3 python x.py -C b", ("a",)),
+        ("make -C a train", ("a",)),
+        ("conda run --cwd a -n me python x.py", ("a",)),
+        ("apptainer exec -C a python x.py", ()),
+        ("srun --chdir=a python x.py", ("a",)),
+    ],
+)
+def test_folders_that_starters_change_to(command: str, folders: tuple[str, ...]) -> None:
+    assert Command.parse(command).simple[0].folders == folders

@@ -517,6 +517,50 @@ def test_what_a_line_of_shell_reads(
     assert {path.name for path in files.named} == named
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python - {x} <<'EOF'\nfrom lib.net import Net, loss\nit = 'isn\\'t'\nEOF",
+        "python3 <<-EOF\n\timport lib.net as net\n\tnet.main($RATE)\n\tEOF\necho {x}",
+        "cat <<A > a.txt; uv run python - <<B\nit's {x}\nA\nfrom lib import net\nB",
+        "python - {x} <<< 'import sys; import lib.net'",
+        "echo 'import lib.net' | python - {x}",
+        "printf '%s\\n' 'import os, lib.net' 'print(1)' | python - {x}",
+        "(echo import lib.net; echo 'lib.net.main()') | python - {x}",
+        "CODE='import lib.net' && python -c \"$CODE\" {x}",
+        'python -c "import lib.net; lib.net.main($RATE)" {x}',
+        "bash -c \"python -c 'import lib.net'\" {x}",
+        "bash -s {x} <<'EOF'\npython -c 'import lib.net' $1\nEOF",
+        "cat > made.py <<'EOF'\nimport importlib\nimportlib.import_module('lib.net')\nEOF\npython made.py {x}",
+        "bash run.sh {x}",
+        "bash call.sh {x}",
+    ],
+)
+def test_code_in_a_command_or_a_shell_script_is_read(command: str, tmp_path: Path) -> None:
+    files = {
+        "lib/__init__.py": "",
+        "lib/net.py": "from . import part",
+        "lib/part.py": "",
+        "run.sh": "python - $1 <<EOF\nfrom lib import net\nnet.main('$HOST')\nEOF\n",
+        "call.sh": "python -c \"__import__('lib.net')\" $1\n",
+    }
+    task = Script(ScriptWorkload(command=command, folder=str(written(tmp_path, files))))
+    found = {os.path.relpath(path, tmp_path) for path in command_files(task).program}
+    assert found - {"run.sh", "call.sh"} == {"lib/__init__.py", "lib/net.py", "lib/part.py"}
+
+
+def test_paths_in_a_document_are_read(tmp_path: Path) -> None:
+    written(tmp_path, {"rows/a.csv": "", "rows/b.csv": "", "train.py": ""})
+    code = "from pathlib import Path\nopen(Path('rows') / 'a.csv')"
+    settings = "data: rows/b.csv"
+    command = (
+        f"python - {{x}} <<EOF\n{code}\nEOF\npython train.py --config - <<EOF\n{settings}\nEOF"
+    )
+    files = command_files(Script(ScriptWorkload(command=command, folder=str(tmp_path))))
+    assert {path.name for path in files.named} == {"a.csv", "b.csv"}
+    assert [path.name for path in files.program] == ["train.py"]
+
+
 def test_a_file_in_an_added_folder_has_one_path(tmp_path: Path) -> None:
     added = "sys.path.append(os.path.join(os.path.dirname(__file__), '..', 'lib'))"
     text = f"import os, sys\n{added}\nimport base"

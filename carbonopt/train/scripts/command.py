@@ -17,7 +17,7 @@ _PARTS = re.compile(r"\{\{|\}\}|\$\{[^}]*\}|\{([^{}]*)\}|[{}]")
 _MARKED = re.compile("\ue000([0-9]+)\ue001")
 _TOKEN = re.compile(
     r"""(?P<space>[ \t]+)|(?P<comment>\#[^\n]*)|"""
-    r"""(?P<redirection>[0-9]*(?:>>|>&|>\||<<<|<<|<&|>|<)|&>>?)
+    r"""(?P<redirection>[0-9]*(?:>>|>&|>\||<<<|<<-?|<&|>|<)|&>>?)
     |(?P<operator>&&|\|\||\|&|[|&;()\n])|"""
     r"""(?P<word>(?:[^\s|&;<>()'"\\`]|\\.|'[^']*'|"(?:[^"\\]|\\.)*"|`[^`]*`)+)""",
     re.VERBOSE | re.DOTALL,
@@ -48,6 +48,21 @@ _STARTERS = (
     *("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi", "hatch", "rye"),
     *("apptainer", "singularity"),
 )
+# Options of programs that change to a folder before they start another one.
+_FOLDER_OPTIONS = {
+    "env": ("-C", "--chdir"),
+    "sudo": ("-D", "--chdir"),
+    "systemd-run": ("--working-directory",),
+    "srun": ("-D", "--chdir"),
+    "mpirun": ("-wdir", "--wdir", "-wd"),
+    "make": ("-C", "--directory"),
+    "gmake": ("-C", "--directory"),
+    "uv": ("--directory",),
+    "poetry": ("-C", "--directory"),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), ("--cwd",)),
+}
+# Programs that a command may end with, and that print no quality.
+_NO_TRAINING = ("echo", "printf", "date", "touch", "hostname", "nvidia-smi")
 _EXPORTS = ("export", "declare", "typeset")
 # before the name of an environment, a user or a variable
 _WITH_NAMES = ("-n", "--name", "-e", "--environment", "-u", "--unset")
@@ -58,6 +73,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 _MODULE = re.compile("-[A-Za-z]*m")  # python -m, python -um
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _DOCUMENT = re.compile("(?<!<)<<(?!<)")
+_DOCUMENT_BEGINS = re.compile("[0-9]*<<-?")
 # what a # follows where it begins a comment
 _BEFORE_COMMENTS = (*" \t\r\n;&|()", "\\\n")
 SHELL_NAME = re.compile("(?:ba|da|z|k)?sh")
@@ -124,6 +140,8 @@ class Simple:
     assignments: tuple[tuple[str, str], ...]
     inputs: tuple[str, ...]  # files that it has as its standard input
     outputs: tuple[str, ...]  # files to which its standard output goes
+    documents: tuple[str, ...]  # texts in the command that it has as its input: <<EOF, <<< 'text'
+    subshells: tuple[int, ...] = ()  # numbers of the brackets around it, the outermost first
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -156,6 +174,25 @@ class Simple:
                     return words[place + 1]
                 place += 2 if words[place] in ("-W", "-X") else 1
         return _name(words[0])
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders that its starters change to, one after the other, as `env -C sub` does."""
+        found: list[str] = []
+        options: tuple[str, ...] = ()
+        for place, word in enumerate(self.words):
+            if _PYTHON.fullmatch(_name(word)):
+                break
+            if _name(word) in (*_FOLDER_OPTIONS, *_STARTERS):  # others use -C for something else
+                options = _FOLDER_OPTIONS.get(_name(word), ())
+            name, equals, value = word.partition("=")
+            if word in options and place < len(self.words) - 1:
+                found.append(self.words[place + 1])
+            elif equals and name in options:
+                found.append(value)
+            elif word[:2] in options and word[1:2] != "-":  # -Csub
+                found.append(word[2:])
+        return tuple(found)
 
     @property
     def before(self) -> tuple[str, ...]:
@@ -194,6 +231,11 @@ class Command:
         return cls.parse(without_comments(text))
 
     @classmethod
+    def of_shell_script(cls, text: str) -> "Command":
+        """Read a script of a shell, in which braces make no placeholders."""
+        return cls(re.sub(r"\\\r?\n", " ", without_comments(text)).strip(), (), ())
+
+    @classmethod
     def parse(cls, text: str) -> "Command":
         """Read a command, or a path with placeholders, in which # begins no comment.
 
@@ -211,7 +253,12 @@ class Command:
                 return part[0]
             if part[1] is None:
                 raise BadInput(f"{text!r} has braces that don't match; write {{{{ for a brace.")
-            placeholders.append(Placeholder.parse(part[1]))
+            try:
+                placeholders.append(Placeholder.parse(part[1]))
+            except BadInput as error:
+                raise BadInput(
+                    f"{error} For braces that hold no placeholder, write {{{{ and }}}}."
+                ) from error
             return f"\ue000{len(placeholders) - 1}\ue001"
 
         if "\ue000" in text or "\ue001" in text:
@@ -273,8 +320,11 @@ class Command:
     @cached_property
     def words(self) -> list[str]:
         """The command split as a shell would, placeholders marked. Raises BadInput."""
+        text = self.marked
+        if _DOCUMENT.search(text):  # what stands in a document need not be a shell's words
+            text = "".join(each[0] for each in self._tokens() if each.lastgroup != "document")
         try:
-            return shlex.split(self.marked)
+            return shlex.split(text)
         except ValueError as error:
             reason = str(error).removesuffix(".").lower()
             split = "it can't be split into words as a shell would"
@@ -286,29 +336,55 @@ class Command:
     def simple(self) -> tuple[Simple, ...]:
         """The programs that the command runs, in order."""
         groups: list[list[re.Match[str]]] = [[]]
+        subshells: list[tuple[int, ...]] = [()]  # of each group
+        waiting: list[list[re.Match[str]]] = []  # those whose documents are still to come
         for token in self._tokens():
             if token.lastgroup == "operator" and (token[0] != "\n" or self._is_of_lines):
                 groups.append([])
+                around = subshells[-1][:-1] if token[0] == ")" else subshells[-1]
+                subshells.append((*around, len(groups)) if token[0] == "(" else around)
+            elif token.lastgroup == "document":
+                waiting.pop(0).append(token)
             elif token.lastgroup in ("word", "redirection"):
                 groups[-1].append(token)
-        return tuple(_simple(group) for group in groups if group)
+                if _DOCUMENT_BEGINS.fullmatch(token[0]):
+                    waiting.append(groups[-1])
+        return tuple(
+            _simple(group, within) for group, within in zip(groups, subshells, strict=True) if group
+        )
 
     @cached_property
     def programs(self) -> tuple[Simple, ...]:
-        """The programs that the command runs, with those in the code of `bash -c`."""
+        """The programs that the command runs, with those in the code of its shells."""
         found: list[Simple] = []
         for each in self.simple:
             found.append(each)
-            place = next(
-                (at for at, word in enumerate(each.words) if CODE_OPTION.fullmatch(word)), 0
-            )
-            if 0 < place < len(each.words) - 1 and any(
-                SHELL_NAME.fullmatch(_name(word)) for word in each.words[:place]
-            ):
-                inner = Command(each.words[place + 1], self.placeholders, self.variables)
+            for code in _shell_code(each):
                 with suppress(BadInput):
-                    found += inner.programs
+                    found += Command(code, self.placeholders, self.variables).programs
         return tuple(found)
+
+    @property
+    def redirected(self) -> tuple[Simple, str] | None:
+        """The program whose output, the command's last, goes to a file, with that file's name.
+
+        None: it goes where the command's own output goes.
+        """
+        if not self.simple:
+            return None
+        last = self.simple[-1]
+        if last.outputs and last.launcher not in _NO_TRAINING:
+            return last, last.outputs[-1]
+        for code in _shell_code(last):
+            with suppress(BadInput):
+                return Command(code, self.placeholders, self.variables).redirected
+        # exec > log.txt sends there what follows it
+        calls = [
+            each
+            for each in self.simple
+            if each.words == ("exec",) and each.subshells == last.subshells[: len(each.subshells)]
+        ]
+        return next(((each, each.outputs[-1]) for each in calls[-1:] if each.outputs), None)
 
     def check_lines(self) -> None:
         """Raise BadInput for a line that a shell would run by itself although it continues another.
@@ -334,7 +410,10 @@ class Command:
             raise BadInput(
                 "it must not end with &: a trial ends when its command does; leave the & out."
             )
-        if self.simple and not self.simple[-1].words:
+        ends = [token[0] for token in self._tokens() if token.lastgroup == "operator"]
+        # (one; two) > log.txt
+        is_of_brackets = ends[-1:] == [")"]
+        if self.simple and not self.simple[-1].words and not is_of_brackets:
             raise BadInput(
                 "its last line must have a program; end the line before it with a backslash."
             )
@@ -380,7 +459,9 @@ class Command:
         return _with_texts(self.marked[place:], [each.as_written for each in self.placeholders])
 
     def _tokens(self) -> Iterator[re.Match[str]]:
-        place = 0
+        """Yield the parts of the text; a document comes after the line that begins it."""
+        place, before = 0, ""
+        ends: list[str] = []  # last lines of the documents that begin below
         while place < len(self.marked):
             token = _TOKEN.match(self.marked, place)
             if token is None:
@@ -390,6 +471,14 @@ class Command:
                 )
             yield token
             place = token.end()
+            if token.lastgroup == "word" and _DOCUMENT_BEGINS.fullmatch(before):
+                ends.append("".join(shlex.split(token[0])))
+            if token.lastgroup != "space":
+                before = token[0]
+            while token[0] == "\n" and ends:
+                document = _document(ends.pop(0), self.marked, place)
+                yield document
+                place = document.end()
 
     def _for_shell(self, texts: Sequence[str]) -> str:
         """Return the line of shell with each text in its place, quoted as the place needs it."""
@@ -438,6 +527,27 @@ def without_comments(text: str) -> str:
     return "".join(kept)
 
 
+def _document(end: str, text: str, place: int) -> re.Match[str]:
+    """Return the match of a document from a place on, up to the line that ends it."""
+    pattern = rf"(?P<document>.*?)(?:^\t*{re.escape(end)}(?:\n|\Z)|\Z)"
+    found = re.compile(pattern, re.DOTALL | re.MULTILINE).match(text, place)
+    assert found is not None  # without its last line, the rest of the text is the document
+    return found
+
+
+def _shell_code(each: Simple) -> Iterator[str]:
+    """Yield the code that a program gives to a shell: the word after -c, or its input."""
+    shells = (at for at, word in enumerate(each.words) if SHELL_NAME.fullmatch(_name(word)))
+    if (shell := next(shells, None)) is None:
+        return
+    options = range(shell + 1, len(each.words) - 1)
+    place = next((at for at in options if CODE_OPTION.fullmatch(each.words[at])), None)
+    if place is None:
+        yield from each.documents
+    else:
+        yield each.words[place + 1]
+
+
 def _name(word: str) -> str:
     """Return a program's name without its folder."""
     return word.rpartition("/")[2]
@@ -447,30 +557,37 @@ def _with_texts(marked: str, texts: Sequence[str]) -> str:
     return _MARKED.sub(lambda mark: texts[int(mark[1])], marked)
 
 
-def _simple(tokens: Sequence[re.Match[str]]) -> Simple:
+def _simple(tokens: Sequence[re.Match[str]], subshells: tuple[int, ...]) -> Simple:
     words: list[str] = []
     assignments: list[tuple[str, str]] = []
     inputs: list[str] = []
     outputs: list[str] = []
+    documents: list[str] = []
     redirection = ""
     for token in tokens:
+        if token.lastgroup == "document":
+            documents.append(token["document"])
+            continue
         if token.lastgroup == "redirection":
             redirection = token[0]
             continue
         text = "".join(shlex.split(token[0])) if token[0] not in ("''", '""') else ""
         if redirection:
             if redirection in (">", ">>", ">|", "1>", "1>>", "&>", "&>>") or (
-                redirection == ">&" and text != "2"
+                redirection == ">&" and not re.fullmatch("[0-9]+|-", text)
             ):
                 outputs += [text] if text not in ("/dev/stdout", "/dev/stderr") else []
             elif redirection in ("<", "0<"):
                 inputs.append(text)
+            elif redirection in ("<<<", "0<<<"):
+                documents.append(text)
             redirection = ""
         elif not words and (assigned := _ASSIGNMENT.match(text)):
             assignments.append((assigned[0].rstrip("+="), text[assigned.end() :]))
         else:
             words.append(text)
-    return Simple(tuple(words), tuple(assignments), tuple(inputs), tuple(outputs))
+    files = tuple(inputs), tuple(outputs)
+    return Simple(tuple(words), tuple(assignments), *files, tuple(documents), subshells)
 
 
 def _unquoted(word: str) -> str:

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,9 @@ _ASSIGNED = re.compile(
 )
 _USED = re.compile(r"\$(\w++)|\$\{(\w++)(?::?[-=]([^}]{0,256}))?\}")
 _LONGEST_SHELL = 2**18  # characters of a shell script whose variables are replaced
+# Import statements in a text that may be no Python as a whole, such as the code in a shell script.
+_IMPORT = re.compile(r"\b(?:from[ \t]+([\w.]+)[ \t]+)?import[ \t]+\(?\s*([\w.*]+[\w.*, \t]*)")
+_IMPORT_CALL = re.compile(r"\b(?:import_module|__import__|run_module)\(\s*['\"](\w[\w.]*)")
 _SETTING = re.compile(r"[\"']?([\w.-]{1,100}+)[\"']?\s*[:=]\s*[\"']?([^\s\"',#]{1,1024})")
 _WRITTEN = re.compile("out|save|check|ckpt|log|run|tmp|temp|cache|result", re.I)
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
@@ -136,12 +140,17 @@ class CommandFiles:
 
     @classmethod
     def of(
-        cls, commands: Iterable[Sequence[str]], folder: Path, python_path: Sequence[str] = ()
+        cls,
+        commands: Iterable[Sequence[str]],
+        folder: Path,
+        python_path: Sequence[str] = (),
+        documents: Iterable[str] = (),
     ) -> "CommandFiles":
         """Find the files of commands that run in a folder.
 
         Words that are not known before a trial are empty. `python_path` has the folders of the
-        command's own PYTHONPATH.
+        command's own PYTHONPATH. `documents` are texts in the command that programs have as their
+        input, such as code for Python.
         """
         commands = list(commands)
         archives = [folder / path for path in python_path if is_file(folder / path)]
@@ -156,6 +165,7 @@ class CommandFiles:
                 names = _RUN_BY.get(word.rpartition("/")[2], ())
                 found._add(next((name for name in names if is_file(folder / name)), ""), [folder])
                 found._add_entry_point(word)
+            found._add_imports(" ".join(words), [folder])
             script = _script_in(words)
             for place, (before, word) in enumerate(zip(("", *words), words, strict=False)):
                 if place == code:
@@ -168,6 +178,10 @@ class CommandFiles:
                         found._add_module(module, found._search_path(folder))
                     if module is None or is_file(folder / word):  # an option -m of the script
                         found._add_word(word)
+        for document in documents:
+            found._add_code(document, is_shell=False)
+            found._add_shell_words(document, [folder])
+            found.add_text(document, folder)
         return found
 
     def _add_word(self, word: str) -> None:
@@ -207,7 +221,18 @@ class CommandFiles:
             self._add_shell_words(code, [self.folder])
         else:
             roots = self._search_path(self.folder)
-            self._follow(code.encode(errors="replace"), self.folder / "-c", roots)
+            self._follow(_parseable(code), self.folder / "-c", roots)
+
+    def _add_imports(self, text: str, bases: Iterable[Path]) -> None:
+        """Add the modules that code within a text imports, where the text is no Python itself."""
+        places = [*bases, *self._search_path(None)]
+        for package, names in _IMPORT.findall(text):
+            for name in names.split(","):
+                parts = [package, *name.split()[:1]]
+                if module := ".".join(parts).strip("."):
+                    self._add_module(module, places)
+        for name in _IMPORT_CALL.findall(text):
+            self._add_module(name, places)
 
     def _add(self, text: str, bases: Iterable[Path], *, with_folders: bool = False) -> None:
         """Add the file of that name from the first of these folders that has it."""
@@ -224,7 +249,7 @@ class CommandFiles:
             if is_file(path):
                 if path.suffix == ".py" or (not path.suffix and _begins_with(path, _PYTHONS)):
                     self._add_python(path)
-                elif _is_shell_script(path):
+                elif is_shell_script(path):
                     self._add_shell(path)
                 elif path.suffix in _PROGRAMS:
                     if self._is_new(path):
@@ -498,9 +523,10 @@ class CommandFiles:
             reads = name.startswith("--") and not _WRITTEN.search(name.partition("=")[0])
             if (word, reads, len(bases)) not in looked_up:
                 looked_up.add((word, reads, len(bases)))
-                for text in _paths_in(word):
-                    self._add(text, bases[:1])  # its variables may be those of the environment
-                    self._add(_VARIABLE_FOLDER.sub("", text), bases, with_folders=reads)
+                for part in _paths_in(word):
+                    self._add(part, bases[:1])  # its variables may be those of the environment
+                    self._add(_VARIABLE_FOLDER.sub("", part), bases, with_folders=reads)
+        self._add_imports(text, bases)
 
 
 def code_of(path: Path) -> bytes | None:
@@ -509,6 +535,16 @@ def code_of(path: Path) -> bytes | None:
         return path.read_bytes() if path.stat().st_size <= _LONGEST_CODE else None
     except OSError:
         return None
+
+
+def _parseable(code: str) -> bytes:
+    """Return a command's Python code, with 0 for a shell's variables if it is no Python else."""
+    code = textwrap.dedent(code)
+    try:
+        ast.parse(code)
+    except UNREADABLE:
+        code = re.sub(_VARIABLE, "0", _SUBSTITUTED.sub("0", code))
+    return code.encode(errors="replace")
 
 
 def _without_scheme(text: str) -> str:
@@ -614,7 +650,8 @@ def _is_python(words: Sequence[str]) -> bool:
     return any(map(_PYTHON.fullmatch, words))
 
 
-def _is_shell_script(path: Path) -> bool:
+def is_shell_script(path: Path) -> bool:
+    """Return whether a shell or make runs a file, by its name or its first line."""
     if path.suffix in (".sh", ".bash", ".zsh", ".mk", ".just") or path.name in _RUN_FILES:
         return True
     return _begins_with(path, _SHELLS)

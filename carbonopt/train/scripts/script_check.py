@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +18,14 @@ from carbonopt.core.refusals import hint
 from carbonopt.core.values import Scalar
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.space_settings import Range, Space, values_of
-from carbonopt.train.scripts.command import as_text
+from carbonopt.train.scripts.command import Command, as_text
 from carbonopt.train.scripts.config_template import ConfigTemplate
 from carbonopt.train.scripts.script_sources import (
     has_lines,
     missing_modules,
     options_of_bool,
     python_paths,
+    shell_script,
     working_folder,
 )
 from carbonopt.train.scripts.script_values import BATCHES, PLACEHOLDERS, derived, points
@@ -401,18 +403,28 @@ def _check_ranks(task: "Script", launch: Launch) -> None:
 
 def _check_output(task: "Script") -> None:
     """Raise BadInput if the quality is read in an output that is redirected to a file."""
-    outputs = task.command.simple[-1].outputs
     source = task.workload.quality_from
-    if not outputs or (source is not None and source.file is not None) or has_lines(task):
+    if (source is not None and source.file is not None) or has_lines(task):
         return
-    where = (
-        f"the command's output goes to {outputs[-1]}, so that the study can't read the quality"
-        " in it"
-    )
+    name, redirected = "the command", task.command.redirected
+    if redirected is None:
+        script = shell_script(task)
+        if script is None:
+            return
+        name, text = script
+        with suppress(BadInput):
+            redirected = Command.of_shell_script(text).redirected
+    if redirected is None:
+        return
+    program, file = redirected
+    where = f"{name}'s output goes to {file}, so that the study can't read the quality in it"
     log = "each trial's output is kept in its folder anyway"
+    # tee has its own file; nobody reads /dev/null
+    copies = program.launcher == "tee" or file.startswith("/dev/")
+    other = "" if copies else f", write `2>&1 | tee {file}`,"
     raise BadInput(
-        f"workload.command: {where}; leave the redirection out ({log}), write `2>&1 | tee"
-        f" {outputs[-1]}`, or give workload.quality_from with file."
+        f"workload.command: {where}; leave the redirection out ({log}){other} or give"
+        " workload.quality_from with file."
     )
 
 
@@ -424,43 +436,47 @@ def _check_booleans(task: "Script", space: Space) -> None:
     """
     for name, domain in space.free().items():
         values = values_of(domain)
-        texts = [as_text(value) for value in values]
+        option, texts = _option_of(task, name, values)
         if sum(map(bool, texts)) < 2:
             continue
         alike = f"search.space.{name}: all values train alike"
         is_boolean = all(isinstance(value, bool) for value in values)
-        if is_boolean and any("fire" in modules for modules in task.imported):
+        reads_as_false = {"False", "0"} & set(texts)
+        if is_boolean and not reads_as_false and any("fire" in each for each in task.imported):
             raise BadInput(
                 f"{alike}. fire reads {texts[-1]!r} as text, which counts as true; give the choices"
                 ' ["True", "False"], with quotes.'
             )
-        for file, option in options_of_bool(task):
-            if _option_of(task, name) == option:
-                said = (
-                    f"{file}: {option} has type=bool, for which every word is true, {texts[-1]!r}"
-                    " as well"
-                )
-                better = (
-                    f"give it action=argparse.BooleanOptionalAction and the choices [{option},"
-                    f" --no-{option[2:]}]"
-                )
-                raise BadInput(f"{alike}. {said}; {better}.")
+        for file, names in options_of_bool(task, option) if option else ():
+            said = (
+                f"{file}: {option} has type=bool, for which every word is true, {texts[-1]!r} as"
+                " well"
+            )
+            long = next((each for each in names if each.startswith("--")), None)
+            better = f'action="store_true" and the choices ["{names[0]}", ""]'
+            if long is not None:
+                choices = f"[{long}, --no-{long[2:]}]"
+                better = f"action=argparse.BooleanOptionalAction and the choices {choices}"
+            raise BadInput(f"{alike}. {said}; give it {better}, and put {{{name}}} alone.")
 
 
-def _option_of(task: "Script", name: str) -> str | None:
-    """Return the option before a dimension's placeholder.
+def _option_of(task: "Script", name: str, values: Sequence[Scalar]) -> tuple[str | None, list[str]]:
+    """Return the option before a dimension's placeholder, and the texts of the values there.
 
     It is `--shuffle` for both `--shuffle {shuffle}` and `--shuffle={shuffle}`.
     """
-    words = task.main.words
-    for place, word in enumerate(words):
-        if any(placeholder.expression.names == (name,) for placeholder in task.command.of(word)):
-            return (
-                word.partition("=")[0]
-                if word.startswith("-")
-                else (words[place - 1] if place else None)
-            )
-    return None
+    for each in task.command.programs:
+        for place, word in enumerate(each.words):
+            for placeholder in task.command.of(word):
+                is_code = re.search(r"\s", word)  # its words are those of a program of its own
+                if is_code or placeholder.expression.names != (name,):
+                    continue
+                texts = [placeholder.text({name: value}) for value in values]
+                if not word.startswith("-"):
+                    return each.words[place - 1] if place else None, texts
+                option = word.partition("=")[0] if word.startswith("--") else word[:2]
+                return option, texts
+    return None, [as_text(value) for value in values]
 
 
 def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 import ast
 import contextlib
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import is_folder
 from carbonopt.train.scripts.command import Simple
-from carbonopt.train.scripts.command_files import CommandFiles, code_of
+from carbonopt.train.scripts.command_files import CommandFiles, code_of, is_shell_script
 from carbonopt.train.scripts.own_files import UNREADABLE
 
+_LINES = re.compile(r"carbonopt\.script|from carbonopt import")
 _WRITE = ("tee", "mkdir", "touch", "rm")  # programs whose words name the files that they write
 
 if TYPE_CHECKING:
@@ -31,18 +33,24 @@ def command_files(task: "Script") -> CommandFiles:
         inside = working_folder(task, folder) or folder
     except BadInput:
         inside = folder
-    written = {file for each in task.command.simple for file in each.outputs}
+    written = {file for each in task.command.programs for file in each.outputs}
     programs = [
         [
             task.command.known_text(word) if word not in written else ""
             for word in (*each.words, *each.inputs, *_assigned_values(each))
         ]
-        for each in task.command.simple
+        for each in task.command.programs
         if each.launcher not in _WRITE
+    ]
+    documents = [
+        task.command.known_text(text) for each in task.command.simple for text in each.documents
     ]
     own = [path for value in python_paths(task) for path in value.split(os.pathsep)]
     found = CommandFiles.of(
-        programs, Path(os.path.normpath(inside)), [path for path in own if path and "$" not in path]
+        programs,
+        Path(os.path.normpath(inside)),
+        [path for path in own if path and "$" not in path],
+        documents,
     )
     template = task.workload.config_template
     if template is not None and template.name.endswith(".py"):
@@ -67,24 +75,62 @@ def python_paths(task: "Script") -> list[str]:
 
 
 def working_folder(task: "Script", folder: Path) -> Path | None:
-    """Return the folder in which the main program runs, or None if it isn't known."""
+    """Return the folder in which the main program runs, or None if it isn't known.
+
+    Raises:
+        BadInput: if the command changes to a folder that is not there.
+    """
+    folders = [folder]  # the last one is entered; pushd keeps those before
     for each in task.command.simple:
         if each is task.main:
-            return folder
-        if each.words[:1] == ("cd",):
-            if (
-                len(each.words) != 2
-                or not task.command.literal(each.words[1])
-                or each.words[1][:1] in "~-"
-            ):
+            break
+        # A subshell changes to a folder for itself alone.
+        if each.subshells != task.main.subshells[: len(each.subshells)]:
+            continue
+        match each.words:
+            case ("cd" | "pushd" as how, *words):
+                given = [word for word in words if word not in ("-L", "-P", "-e", "--")]
+                name = given[0] if len(given) == 1 else "~"  # cd alone goes home
+                if (entered := _entered(task, how, name, folders[-1])) is None:
+                    return None
+                folders = [*(folders if how == "pushd" else folders[:-1]), entered]
+            case ("popd",) if len(folders) > 1:
+                folders.pop()
+            case ("popd", *_):
                 return None
-            folder = folder / each.words[1]
-            if not is_folder(folder):
-                raise BadInput(
-                    f"workload.command: cd {each.words[1]}: no folder {folder}; give an existing"
-                    " one."
-                )
-    return folder
+    inside: Path | None = folders[-1]
+    for name in task.main.folders:
+        inside = None if inside is None else _entered(task, task.main.words[0], name, inside)
+    return inside
+
+
+def _entered(task: "Script", how: str, name: str, folder: Path) -> Path | None:
+    """Return a folder that the command changes to from another one; None: it isn't known.
+
+    Raises:
+        BadInput: if there is no such folder.
+    """
+    if not task.command.literal(name) or name[:1] in ("~", "-", "+"):
+        return None
+    inside = folder / name
+    if not is_folder(inside):
+        raise BadInput(f"workload.command: {how} {name}: no folder {inside}; give an existing one.")
+    return inside
+
+
+def shell_script(task: "Script") -> tuple[str, str] | None:
+    """Return the name and the text of the shell script that the command ends with, as run.sh.
+
+    None: it ends with something else, or the script can't be read.
+    """
+    last = task.command.simple[-1]
+    scripts = (path for path in task.command_files.program if is_shell_script(path))
+    for path in scripts:
+        for word in last.started[:2]:
+            if Path(os.path.normpath(task.command_files.folder / word)) == path:
+                source = code_of(path)
+                return None if source is None else (path.name, source.decode(errors="replace"))
+    return None
 
 
 def _sources(task: "Script") -> Iterator[tuple[Path, ast.Module]]:
@@ -116,23 +162,44 @@ def imported(task: "Script") -> Iterator[set[str]]:
         yield names
 
 
-def options_of_bool(task: "Script") -> Iterator[tuple[str, str]]:
-    """Yield the options of argparse with type=bool, each with the name of its file."""
+def options_of_bool(task: "Script", option: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the names of the files in which argparse reads an option with type=bool.
+
+    Each comes with all names that the option has there. It may be shortened, as --shuf.
+    """
     for file, tree in _sources(task):
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            of_bool = any(
-                keyword.arg == "type"
-                and isinstance(keyword.value, ast.Name)
-                and keyword.value.id == "bool"
-                for keyword in node.keywords
-            )
-            if node.func.attr == "add_argument" and of_bool:
-                options = (
-                    argument.value for argument in node.args if isinstance(argument, ast.Constant)
-                )
-                yield from ((file.name, option) for option in options if isinstance(option, str))
+        calls = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_argument"
+        ]
+        converts = {
+            node.name: node.body[-1]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and len(node.body) == 1
+        }
+        named = [[str(getattr(each, "value", "")) for each in call.args] for call in calls]
+        full = [names for names in named if option in names]
+        if not full and option.startswith("--"):
+            full = [names for names in named if any(name.startswith(option) for name in names)]
+        for call, names in zip(calls, named, strict=True):
+            types = (each.value for each in call.keywords if each.arg == "type")
+            if names in full and any(_is_bool(each, converts) for each in types):
+                yield file.name, names
+
+
+def _is_bool(node: ast.AST | None, converts: Mapping[str, ast.stmt]) -> bool:
+    """Return whether an expression is bool, or a function of one line that returns bool(text)."""
+    match node:
+        case ast.Name(id="bool") | ast.Attribute(attr="bool"):
+            return True
+        case ast.Lambda(body=body) | ast.Return(value=body):
+            return isinstance(body, ast.Call) and _is_bool(body.func, {})
+        case ast.Name(id=name) if name in converts:
+            return _is_bool(converts[name], {})
+    return False
 
 
 def has_lines(task: "Script") -> bool:
@@ -143,9 +210,9 @@ def has_lines(task: "Script") -> bool:
 def surely_has_lines(task: "Script") -> bool:
     """Return whether the script imports carbonopt, or is given a name of it, as Hydra is."""
     template = task.workload.config_template
-    given = [word for each in task.command.simple for word in each.words]
+    given = [text for each in task.command.simple for text in (*each.words, *each.documents)]
     given += [] if template is None else [template.text]
-    return any("carbonopt.script" in text for text in given) or any(
+    return any(_LINES.search(text) for text in given) or any(
         "carbonopt" in modules for modules in task.imported
     )
 
