@@ -274,7 +274,7 @@ def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
     for name in REQUIRED:
         if space.get(name) is None:
             raise BadInput(
-                f"search.space must have {', '.join(REQUIRED)}, but {name} is missing; add it.",
+                f"search.space.{name} is missing; a space must have {', '.join(REQUIRED)}.",
                 keys=("search", "space"),
             )
     return raw

@@ -25,10 +25,10 @@ from datasets.data_files import (
     get_data_patterns,
     sanitize_patterns,
 )
+from datasets.packaged_modules.csv import csv as csv_reader
 from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub.repocard import metadata_load
-from pandas.errors import ParserWarning
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
@@ -39,6 +39,8 @@ from carbonopt.train.data.swallowed_rows import SwallowedRows
 _NO_DATA = {"", ".md", ".py", ".yaml", ".yml"}
 _PICTURES = set(ImageFolder.EXTENSIONS)
 _TABLES = (".csv", ".tsv")
+# pandas warns so where it drops cells. It is the pandas that the library itself needs.
+_CELLS_DROPPED = csv_reader.pd.errors.ParserWarning
 # The formats of rows with columns, by the files' suffixes.
 _FORMATS = {
     ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
@@ -119,11 +121,10 @@ def _read_tables(dataset: Dataset, options: dict[str, Any]) -> dict[str, dataset
     )
     try:
         with warnings.catch_warnings():
-            # pandas warns where it drops cells.
-            warnings.simplefilter("error", ParserWarning)
+            warnings.simplefilter("error", _CELLS_DROPPED)
             builder.download_and_prepare()
     except datasets.exceptions.DatasetGenerationError as error:
-        if not isinstance(error.__cause__, ParserWarning):
+        if not isinstance(error.__cause__, _CELLS_DROPPED):
             raise
         raise BadInput(
             f"{name}: a row must not have more cells than there are columns, but one has; quote"
