@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 # The characters that can begin a formula, alone or after white space that spreadsheets skip.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-# An option of a command, such as --shuffle, computes nothing and reaches no other program.
-_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+# An option of a command, such as --shuffle, computes nothing and reaches no other program. With
+# digits it could be a reference to a cell, as -O2 is.
+_OPTION = re.compile(r"--(?!true$|false$)[a-z][a-z_-]*", re.IGNORECASE)
 
 
 def csv_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:

@@ -162,7 +162,8 @@ def check_steps(must: str, points: Sequence[Reported]) -> None:
     if len(steps) == 1 and len(values) > 1:
         raise BadInput(
             f"{must} each step once, but step {in_training[0].step} comes {len(in_training)} times,"
-            f" with {len(values)} values, and no other; {advice}"
+            f" with {len(values)} values, and no other; {advice} A value of other data, such as a"
+            " test's, needs a name of its own."
         )
 
 

@@ -136,7 +136,11 @@ class _TrainerHooks:
                 "carbonopt.script.callback must be given a metric that trainer.evaluate() returns"
             )
             has = f"{self.metric!r} is none of {', '.join(self.other_metrics)}"
-            self.run.refuse(f"{must}, but {has}; give one of them, or let compute_metrics make it.")
+            self.run.refuse(
+                f"{must}, but {has}; give one of them, or let compute_metrics make it. A callback"
+                " that evaluates other data takes the place of the Trainer's own evaluation, unless"
+                " it returns a copy of control made before."
+            )
         if self.other_data and not self.run.has_reported:
             self.run.refuse(
                 "the quality must be that of the Trainer's eval_dataset, but only other data were"
@@ -145,6 +149,10 @@ class _TrainerHooks:
             )
         self.run.end()
         self.is_in_train = False
+
+
+# The methods by which the Trainer itself evaluates while it trains.
+_OWN_EVALUATION = ("_evaluate", "_maybe_log_save_evaluate")
 
 
 def _is_of_other_data() -> bool:
@@ -169,6 +177,8 @@ def _is_of_other_data() -> bool:
         return False
     # A class of the user's own may make data of what it was given, and pass these on.
     while frame is not None and frame.f_locals.get("self") is trainer:
+        if frame.f_code.co_name in _OWN_EVALUATION:  # whatever the class evaluates then
+            return False
         given = frame.f_locals.get("eval_dataset", _MISSING)
         # A part of several is given by its name.
         if given is None or isinstance(given, str) or given is part or given is data:

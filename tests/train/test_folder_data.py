@@ -228,17 +228,40 @@ def test_links_that_the_library_leaves_out_are_refused(name: str, tmp_path: Path
         pictures(tmp_path / "set", eval_split="train")
 
 
-@pytest.mark.parametrize(("name", "target"), [("all", "."), ("cat/up", ".."), ("bird", "nowhere")])
-def test_links_that_lead_nowhere_or_around_are_refused(
-    name: str, target: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["bird", "cat/3.png"])
+def test_links_of_data_that_lead_nowhere_are_refused(name: str, tmp_path: Path) -> None:
     draw(tmp_path, "cat/1.png", "dog/2.png")
-    linked(tmp_path / name, Path(target))
+    linked(tmp_path / name, Path("nowhere"))
     with pytest.raises(BadInput, match=f"{tmp_path / name} must"):
         pictures(tmp_path, eval_split="train")
 
 
+@pytest.mark.parametrize(
+    ("name", "target"), [("all", "."), ("cat/up", ".."), ("old.log", "nowhere")]
+)
+def test_links_around_and_of_no_data_change_nothing(name: str, target: str, tmp_path: Path) -> None:
+    draw(tmp_path, *(f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(4)))
+    before = pictures(tmp_path, eval_split="train")
+    linked(tmp_path / name, Path(target))
+    assert pictures(tmp_path, eval_split="train") == before
+
+
+def test_a_folder_behind_a_link_is_read_as_the_folder_itself(tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        draw(
+            tmp_path / "set" / split,
+            *(f"{kind}/{n}.png" for kind in ("cat", "dog") for n in range(3)),
+        )
+    linked(tmp_path / "link", tmp_path / "set")
+    linked(tmp_path / "above", tmp_path)
+    direct = pictures(tmp_path / "set")
+    assert pictures(tmp_path / "link") == pictures(tmp_path / "above" / "set") == direct
+
+
 def test_hidden_links_and_links_beside_named_tables_do_no_harm(tmp_path: Path) -> None:
+    linked(tmp_path / "data/orig", tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/train.csv").write_text("text,label\nold,x\n")
     linked(tmp_path / "data/.lock", Path("host.1234"))
     linked(tmp_path / "data/old", tmp_path / "store")
     (tmp_path / "store").mkdir()

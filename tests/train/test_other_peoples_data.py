@@ -2,6 +2,7 @@
 with the place.
 """
 
+import csv
 import gzip
 import json
 import shutil
@@ -87,6 +88,22 @@ def test_a_cell_that_has_swallowed_rows_is_refused(tmp_path):
     rows = "".join(f"{number},row {number}\n" for number in range(5))
     path = written(tmp_path / "a.csv", f'id,text\n0,"7 inch\n{rows}9,a nail of 8"\n10,fine\n')
     assert f"{path}, line 2:" in refusal(path) and "5 lines" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("poem.csv", "\n".join(f"line {number}, and on" for number in range(6))),
+        ("table.csv", "name,age\n" + "\n".join(f"Ann,{number}" for number in range(5))),
+        ("code.tsv", "def f(x):\n" + "\tx += 1\n" * 4 + "\treturn x"),
+    ],
+)
+def test_quoted_cells_of_many_lines_are_read_whole(tmp_path, name, cell):
+    path, mark = tmp_path / name, "\t" if name.endswith(".tsv") else ","
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=mark).writerows([("text", "label"), (cell, "a"), ("b", "b")])
+    (first, _) = file_rows(path, ("text", "label"))
+    assert first.values == {"text": cell, "label": "a"}
 
 
 def test_a_cell_that_nobody_reads_loses_no_rows(tmp_path):
@@ -408,7 +425,7 @@ def labelled(*classes: str) -> Labelled:
         (("bad", "good"), ("LABEL_0", "LABEL_1"), [0, 1], 1),
         (("negative", "positive"), ("neutral", "positive", "negative"), [2, 1], 0),
         (("1", "2"), ("2", "1", "0"), [1, 0], 0),
-        (("1", "2"), ("LABEL_0", "LABEL_1", "LABEL_2"), [1, 2], 0),
+        (("1", "2"), ("LABEL_0", "LABEL_1", "LABEL_2"), [1, 2], 1),
         (("1", "2"), ("0 stars", "1 star", "2 stars"), [1, 2], 1),
         (("0", "1", "2"), ("1 star", "2 stars", "3 stars"), [0, 1, 2], 1),
         (("0", "1"), ("ordinary", "spam of 1 line"), [0, 1], 1),

@@ -95,9 +95,12 @@ def _read_files(
     if folder.is_dir() and not _tells_its_files(folder / "README.md"):
         names = itertools.chain(*builder.config.data_files.values())
         read = {Path(name): None for name in names}
-        _check_links(folder.resolve(), read, options.get("data_files"))
-        _check_formats(folder.resolve(), read, options.get("data_files"))
-        _check_depths(folder.resolve(), read)
+        # The library names files by the folder as it was given, or by the one that it links to.
+        given = folder.absolute()
+        base = given if all(path.is_relative_to(given) for path in read) else folder.resolve()
+        _check_links(base, read, options.get("data_files"))
+        _check_formats(base, read, options.get("data_files"))
+        _check_depths(base, read)
     if not isinstance(builder.config, CsvConfig):
         builder.download_and_prepare()
         return dict(builder.as_dataset())
@@ -150,12 +153,11 @@ def _check_links(
         BadInput: if it hasn't.
     """
     suffixes = {path.suffix.lower() for path in read}
-    # The names of tables may say their splits, and those of other files don't.
-    by_name = patterns is None and any(map(_names_a_split, read))
+    if patterns is None and any(map(_names_a_split, read)):
+        return  # the names of tables say their splits: a linked folder is no part of the data
     for link in _linked_folders(folder):
         for path in _files_below(link):
-            is_data = path.suffix.lower() in suffixes and (_names_a_split(path) or not by_name)
-            if is_data and path not in read:
+            if path.suffix.lower() in suffixes and path not in read:
                 raise BadInput(
                     f"{folder}: files in the linked folder {link.name}, such as {path.name}, are"
                     " not found here; put the folder itself in the place of the link."
@@ -288,29 +290,29 @@ def _patterns(folder: Path, links: Iterable[Path]) -> list[str]:
 def _linked_folders(folder: Path) -> list[Path]:
     """Return all folders below a folder that are links, also those within linked ones.
 
+    A link to a folder in which it lies is left out, since that is read anyway.
+
     Raises:
-        BadInput: if a link leads nowhere, or to a folder in which it lies.
+        BadInput: if a link of a data file or a folder leads nowhere.
     """
     links = []
     for place, folders, files in os.walk(folder, followlinks=True):
         # The library leaves these out.
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         for path in (Path(place, name) for name in files if not name.startswith(".")):
-            if not path.exists():
+            # Without a suffix it may be meant to be a folder.
+            is_data = path.suffix.lower() in {"", *_PICTURES} or data_suffix(path) in _FORMATS
+            if is_data and not path.exists():
                 raise BadInput(
                     f"the link {path} must lead somewhere, but doesn't; mend or remove it."
                 )
-        for path in (Path(place, name) for name in folders):
-            if not path.is_symlink():
-                continue
+        for path in [Path(place, name) for name in folders if Path(place, name).is_symlink()]:
             target = path.resolve()
             above = (path.parents[n] for n in range(len(path.relative_to(folder).parts)))
             if any(parent.resolve().is_relative_to(target) for parent in above):
-                raise BadInput(
-                    f"the link {path} must not lead to a folder in which it lies, but leads to"
-                    f" {target}; remove it."
-                )
-            links.append(path)
+                folders.remove(path.name)  # otherwise it would be walked for ever
+            else:
+                links.append(path)
     return links
 
 

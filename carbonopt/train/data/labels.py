@@ -180,7 +180,7 @@ def in_model_order(
         meant = ", ".join(f"{word} is {own[int(word)]}" for word in words[:_NAMED])
         notes = (
             (f"The data's numbers are taken for the places of the model's classes: {meant}.",)
-            if are_names
+            if are_names or "0" not in words
             else ()
         )
     elif not are_names and len(words) == len(own):

@@ -17,7 +17,10 @@ from carbonopt.core.format import count_text
 # From so many lines on that look like whole rows, a cell's quote was hardly meant to open a cell;
 # and from so many rows on that cells of a table may have swallowed, nor were the quotes of them.
 _SWALLOWED_ROWS = 3
-_INSTEAD = "put such a cell into quotes and double those within it"
+_INSTEAD = (
+    "put a cell that begins with a quote into quotes and double those within it, or give the data"
+    " as JSON lines"
+)
 _notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 
 
@@ -69,27 +72,27 @@ class SwallowedRows:
             return
         self._long_cells += 1
         delimiters = [line.count(self._delimiter) for line in lines]
-        others = len(self._columns) - 1
-        are_rows = all(count == others for count in delimiters[1:-1])
-        found = None
-        if self._delimiter == "\t" and any(delimiters):
-            # Text has commas, but hardly ever tabs beside ends of lines.
-            found = f"{len(lines)} lines with tabs"
-        elif others and are_rows and len(lines) - 2 >= _SWALLOWED_ROWS:
-            found = f"{len(lines) - 2} lines in it that look like rows"
-        if found is not None:
+        others, inner = len(self._columns) - 1, len(lines) - 2
+        # A row hardly begins with an empty cell, but a line of indented code with a tab.
+        are_indented = any(line.startswith(self._delimiter) for line in lines)
+        are_rows = all(count == others for count in delimiters[1:-1]) and not are_indented
+        # The first line ends a row that began before the cell, and the last line begins one that
+        # ends after it.
+        if not are_rows or (delimiters[0], delimiters[-1]) != (others - place, place):
+            return
+        # Text has commas, but hardly ever tabs beside ends of lines.
+        if others and (inner >= _SWALLOWED_ROWS or self._delimiter == "\t"):
+            has_rows = f"{inner} lines in it that look like rows"
+            found = has_rows if inner >= _SWALLOWED_ROWS else f"{len(lines)} lines with tabs"
             raise BadInput(
                 f"{where}: a cell must not hold other rows, but {self._columns[place]!r} has"
                 f" {found}; {_INSTEAD}."
             )
-        # The first line ends a row that began before the cell, and the last line begins one that
-        # ends after it.
-        if are_rows and delimiters[0] == others - place and delimiters[-1] == place:
-            self._cells += 1
-            self._rows += len(lines) - 1
-            if not re.search(rf"{re.escape(self._delimiter)}(?:\s|$)", cell, re.MULTILINE):
-                self._unspaced_rows += len(lines) - 1
-            self._first = self._first or where
+        self._cells += 1
+        self._rows += len(lines) - 1
+        if not re.search(rf"{re.escape(self._delimiter)}(?:\s|$)", cell, re.MULTILINE):
+            self._unspaced_rows += len(lines) - 1
+        self._first = self._first or where
 
     def finish(self, name: str) -> None:
         """Judge the whole table, and note what is uncertain for the report.
@@ -112,5 +115,5 @@ class SwallowedRows:
         if (notes := _notes.get()) is not None:
             notes.append(
                 f"In {name} {cells} of several lines might be rows that a quote at the beginning of"
-                f" a text has joined; {rows} would be missing."
+                f" a text has joined. If its texts have one line each, {rows} are missing."
             )

@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,12 +62,16 @@ _FOLDER_OPTIONS = {
     **dict.fromkeys(("conda", "mamba", "micromamba"), ("--cwd",)),
 }
 # Programs that a command may end with, and that print no quality.
-_NO_TRAINING = ("echo", "printf", "date", "touch", "hostname", "nvidia-smi")
+_NO_TRAINING = (
+    *("echo", "printf", "date", "touch", "hostname", "nvidia-smi", "ls", "rm", "cp", "mv", "sync"),
+    *("cd", "pushd", "popd", "deactivate", "kill", "wait", "exit", "true"),
+)
 _EXPORTS = ("export", "declare", "typeset")
 # before the name of an environment, a user or a variable
 _WITH_NAMES = ("-n", "--name", "-e", "--environment", "-u", "--unset")
 _WITH_PATHS = ("-p", "--prefix")  # before an environment's path
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
+_ARGUMENTS = re.compile(r"\$\{?[@*1-9]")  # what a shell's script was given
 # Programs, and modules of `python -m`, that start the ranks themselves.
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 _MODULE = re.compile("-[A-Za-z]*m")  # python -m, python -um
@@ -370,14 +374,33 @@ class Command:
 
         None: it goes where the command's own output goes.
         """
+        return self._redirected(lambda last: last.launcher not in _NO_TRAINING)
+
+    @property
+    def redirected_training(self) -> tuple[Simple, str] | None:
+        """The same of code that a shell reads, in which anything may follow the training."""
+        return self._redirected(self._may_train)
+
+    def _may_train(self, program: Simple) -> bool:
+        """Return whether a program is Python or a launcher, or is given values of the trial."""
+        return any(
+            _PYTHON.fullmatch(_name(word))
+            or _name(word) in LAUNCHERS
+            or self.of(word)
+            or _ARGUMENTS.search(word)
+            for word in program.words
+        )
+
+    def _redirected(self, counts: Callable[[Simple], bool]) -> tuple[Simple, str] | None:
+        """Return the last program whose output goes to a file, if it counts, and that file."""
         if not self.simple:
             return None
         last = self.simple[-1]
-        if last.outputs and last.launcher not in _NO_TRAINING:
+        if last.outputs and counts(last):
             return last, last.outputs[-1]
         for code in _shell_code(last):
             with suppress(BadInput):
-                return Command(code, self.placeholders, self.variables).redirected
+                return Command(code, self.placeholders, self.variables).redirected_training
         # exec > log.txt sends there what follows it
         calls = [
             each

@@ -413,7 +413,7 @@ def _check_output(task: "Script") -> None:
             return
         name, text = script
         with suppress(BadInput):
-            redirected = Command.of_shell_script(text).redirected
+            redirected = Command.of_shell_script(text).redirected_training
     if redirected is None:
         return
     program, file = redirected

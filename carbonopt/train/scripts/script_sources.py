@@ -195,8 +195,12 @@ def _is_bool(node: ast.AST | None, converts: Mapping[str, ast.stmt]) -> bool:
     match node:
         case ast.Name(id="bool") | ast.Attribute(attr="bool"):
             return True
-        case ast.Lambda(body=body) | ast.Return(value=body):
-            return isinstance(body, ast.Call) and _is_bool(body.func, {})
+        # bool(text) is meant, but bool(int(text)) reads the text.
+        case (
+            ast.Lambda(body=ast.Call(func=func, args=[ast.Name()]))
+            | ast.Return(value=ast.Call(func=func, args=[ast.Name()]))
+        ):
+            return _is_bool(func, {})
         case ast.Name(id=name) if name in converts:
             return _is_bool(converts[name], {})
     return False
