@@ -734,9 +734,21 @@ RUNS = {
             "python train.py > a.txt; cat a.txt", "python train.py && date > end.txt", "exec > a.txt; exec > /dev/stdout; python train.py", "bash run.sh",
             "exec > >(tee a.txt) 2>&1; python train.py", "(exec > a.txt; ls); python train.py", "python train.py 2>&1",
             "exec 3> a.txt; python train.py >&1", "bash -c 'python train.py | tee a.txt'", "(python train.py)",
+            "bash -c 'python train.py; pip freeze > a.txt'", "bash -c 'python train.py; kill $P > /dev/null'",
+            "pushd . > /dev/null; python train.py; popd > /dev/null", "bash -c 'python train.py; [[ 3 > 2 ]]'",
         )
     },
     "a comment before": ("{x}", {"before": "# it's mine\n"}),
+    **{
+        f"an option of {read}": (
+            "--shuffle {int(shuffle)}",
+            {
+                "space": {"shuffle": {"choices": [False, True]}},
+                "script": TYPE_BOOL.replace("type=bool", f"type={read}") + PRINTS,
+            },
+        )
+        for read in ("lambda s: bool(int(s))", "lambda s: bool(strtobool(s))")
+    },
 }  # fmt: skip
 
 
