@@ -66,8 +66,8 @@ def _check_pipeline(pipeline: "PipelineFile", gpu_memory: float | None, answers:
 
 def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answers") -> None:
     """Check and describe a study that is no pipeline."""
-    from carbonopt.study.library_keys import check_library_keys, has_unchecked_keys
     from carbonopt.study.weight_files import check_weights, has_unchecked_weights
+    from carbonopt.study.workload_keys import check_library_keys, has_unchecked_keys
 
     if has_unchecked_weights([(config, ())]) or has_unchecked_keys(config):
         answers.begin()  # its imports and those that follow here take as long as all else

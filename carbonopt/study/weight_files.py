@@ -2,15 +2,12 @@
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-from carbonopt.core.errors import BadInput, CarbonoptError
-from carbonopt.core.files import parsed_json
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.workload_settings import REWARDS
 from carbonopt.study.answer_cache import CachedAnswer
+from carbonopt.study.cached_check import CachedCheck
 from carbonopt.study.model_questions import Answers
 
 _KEYS = ("model", *REWARDS)
@@ -36,20 +33,8 @@ def check_weights(studies: Studies, answers: Answers) -> list[str]:
         BadInput: If weights are missing, can't be read or have another shape.
         CarbonoptError: If the check itself fails.
     """
-    asked = _Question.of(studies)
-    if asked is None:
-        return []
-    if (known := asked.cached.read(_notes)) is not None:
-        return known
-    try:
-        answer = answers.ask("weights", asked.text)
-    except CarbonoptError as error:
-        raise CarbonoptError(f"the weights of {asked.key} can't be checked: {error}.") from error
-    notes = _notes(answer)
-    if notes is None:
-        raise BadInput(json.loads(answer))
-    asked.cached.keep(answer)
-    return notes
+    check = _check_of(studies)
+    return [] if check is None else check.run(answers)
 
 
 def has_unchecked_weights(studies: Studies) -> bool:
@@ -57,40 +42,27 @@ def has_unchecked_weights(studies: Studies) -> bool:
 
     It doesn't where these files have passed before and have not changed.
     """
-    asked = _Question.of(studies)
-    return asked is not None and asked.cached.read(_notes) is None
+    check = _check_of(studies)
+    return check is not None and not check.has_passed
 
 
-@dataclass(frozen=True)
-class _Question:
-    """A question about weights."""
-
-    text: str
-    key: str  # the first key of a workload that it is about
-    cached: CachedAnswer
-
-    @classmethod
-    def of(cls, studies: Studies) -> Self | None:
-        asked, places = [], []
-        for config, handed_on in studies:
-            if config.workload is None or not config.launch.trains:
-                continue
-            names = config.workload.names_or_paths
-            keys = [
-                key
-                for key in _KEYS
-                if key in names and key not in handed_on and Path(names[key]).is_dir()
-            ]
-            if keys:
-                asked.append((config.workload.model_dump(mode="json"), keys))
-                places += [names[key] for key in keys]
-        if not asked:
-            return None
-        question = json.dumps(asked)
-        return cls(question, asked[0][1][0], CachedAnswer("weights", question, places))
-
-
-def _notes(answer: str) -> list[str] | None:
-    """Return the sentences of an answer that accepts the weights; None if it refuses them."""
-    notes = parsed_json(answer)
-    return notes if isinstance(notes, list) else None
+def _check_of(studies: Studies) -> CachedCheck | None:
+    """Return the check of the studies' model folders; None: they have none."""
+    asked, places = [], []
+    for config, handed_on in studies:
+        if config.workload is None or not config.launch.trains:
+            continue
+        names = config.workload.names_or_paths
+        keys = [
+            key
+            for key in _KEYS
+            if key in names and key not in handed_on and Path(names[key]).is_dir()
+        ]
+        if keys:
+            asked.append((config.workload.model_dump(mode="json"), keys))
+            places += [names[key] for key in keys]
+    if not asked:
+        return None
+    question, first_key = json.dumps(asked), asked[0][1][0]
+    cached = CachedAnswer("weights", question, places)
+    return CachedCheck("weights", question, f"the weights of {first_key}", cached)
