@@ -169,11 +169,7 @@ class _SlotCall:
         from carbonopt.study.trackers import open_trackers
 
         paths, config = self.paths, self.checked.config
-        with (
-            own_folder(paths) as held,
-            written(paths.root),
-            self.caller.interruptible() as interrupted,
-        ):
+        with own_folder(paths) as held, self.caller.interruptible() as interrupted:
             display = self.caller.display(config)
             notifications = Notifications.of(config, display.warn, joins=self.joins)
             trackers = open_trackers(config, paths.trackers, display.warn, joins=self.joins)
