@@ -24,7 +24,17 @@ from carbonopt.core.trial import (
     TrialState,
 )
 from carbonopt.export.settings import has_own_step
-from carbonopt.report.document import MISSING, Caveat, Section, Table, num, scaled, table, word
+from carbonopt.report.document import (
+    MISSING,
+    Caveat,
+    Maker,
+    Section,
+    Table,
+    num,
+    scaled,
+    table,
+    word,
+)
 from carbonopt.report.figures.energy_figure import PHASES
 from carbonopt.report.figures.energy_figure import energy as energy_figure
 from carbonopt.report.study_view import StudyView
@@ -46,49 +56,34 @@ NET_NOTE = (
 
 def section(study: StudyView) -> Section:
     figure = energy_figure(study.spent)
-    tables = (
-        *_by_phase_and_state(study),
-        *(table_of(study) for table_of in (_closure, _by_component, _readings, _components)),
+    tables = tuple(
+        table_of(study)
+        for table_of in (_by_phase, _by_state, _closure, _by_component, _readings, _components)
     )
     return Section(
         key="energy", title="Where the energy went", blocks=(figure, *tables) if figure else tables
     )
 
 
-def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
-    """Yield the tables of energy by phase and by what became of the trials.
+def _by_phase(study: StudyView) -> Table:
+    """Show the energy by phase.
 
-    Where not only the GPUs count, the first table also has the GPUs' part of each phase, which
-    their counters' reading of the whole checks.
+    Where not only the GPUs count, the table also has the GPUs' part of each phase, which their
+    counters' reading of the whole checks.
     """
-    spent, counts, data = study.spent, study.recommendation.trials_by_state, study.data
+    spent, data = study.spent, study.data
     whole = ("sum", spent.energy_kwh, spent.gpu_kwh)
-    trials = {state: fmt.count_text(counts[state], "trial") for state in spent.by_state_kwh}
-    states = [
-        (f"{_became(state, data)} ({trials[state]})", kwh)
-        for state, kwh in spent.by_state_kwh.items()
-    ]
-    between_kwh = spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP]
-    if spent.probes_kwh:
-        states.append(("no trial: probes", spent.probes_kwh))
-    states.append(("no trial: preparation and pauses", between_kwh))
     scale = fmt.energy_scale([spent.energy_kwh])
-    energy = num(scale.label("Energy"), 1, scale.text, strong=_is_sum)
     gpus = num(scale.label("GPUs' part"), 2, scale.text, strong=_is_sum)
-    kg = scaled(
-        "Emissions",
-        lambda row: data.emissions_kg_co2e(row[1]),
-        fmt.emissions_scale,
-        [whole],
-        strong=_is_sum,
-    )
-    of_all = partial(_ratio, whole=spent.energy_kwh)
-    share = num(
-        "Share", lambda row: of_all(row[1]), fmt.percent_text, share=lambda row: not _is_sum(row)
-    )
     # a replay's records don't tell their GPUs' part, phase by phase
     split = data.config.carbon.objective == "all" and any(spent.gpu_parts_kwh.values())
-    columns = [word("Phase", 0, strong=_is_sum), energy, gpus if split else None, kg, share]
+    energy, *emissions_and_share = _energy_columns(study, whole)
+    columns = [
+        word("Phase", 0, strong=_is_sum),
+        energy,
+        gpus if split else None,
+        *emissions_and_share,
+    ]
     untold = (
         "The script does not tell its phases: its start-up and evaluations are in its training."
     )
@@ -96,28 +91,58 @@ def _by_phase_and_state(study: StudyView) -> Iterator[Table]:
         "Recorded runs have the energy of training and evaluation alone: what is 0 here was not"
         " recorded."
     )
-    by_phase_note = untold if counts_whole_processes(data) else ""
-    by_phase_note = unrecorded if data.provenance.is_replay else by_phase_note
+    note = untold if counts_whole_processes(data) else ""
+    note = unrecorded if data.provenance.is_replay else note
     if data.config.checkpoint is not None:
-        by_phase_note += (
+        note += (
             " The writing of checkpoints counts as start-up and end of trials; the table of stages"
             " has it alone."
         )
     rows = [*_phase_rows(study), whole]
-    yield table(
-        "by-phase",
-        "Energy of the study by phase",
-        rows,
-        columns,
-        paper="energy",
-        note=by_phase_note.strip(),
-    )
-    columns = [word("State", 0, strong=_is_sum), energy, kg, share]
+    caption = "Energy of the study by phase"
+    return table("by-phase", caption, rows, columns, paper="energy", note=note.strip())
+
+
+def _by_state(study: StudyView) -> Table:
+    """Show the energy by what became of the trials."""
+    spent, counts = study.spent, study.recommendation.trials_by_state
+    whole = ("sum", spent.energy_kwh)
+    trials = {state: fmt.count_text(counts[state], "trial") for state in spent.by_state_kwh}
+    states = [
+        (f"{_became(state, study.data)} ({trials[state]})", kwh)
+        for state, kwh in spent.by_state_kwh.items()
+    ]
+    between_kwh = spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP]
+    if spent.probes_kwh:
+        states.append(("no trial: probes", spent.probes_kwh))
+    states.append(("no trial: preparation and pauses", between_kwh))
+    columns = [word("State", 0, strong=_is_sum), *_energy_columns(study, whole)]
     earlier = "A trial counts with its earlier attempts that were interrupted."
     note = earlier if spent.earlier_attempts_kwh else ""
-    yield table(
-        "by-state", "Energy by what became of the trials", [*states, whole], columns, note=note
-    )
+    caption = "Energy by what became of the trials"
+    return table("by-state", caption, [*states, whole], columns, note=note)
+
+
+def _energy_columns(study: StudyView, whole: tuple[Any, ...]) -> list[Maker]:
+    """Return the columns of a row's energy, its emissions and its share of the whole."""
+    scale = fmt.energy_scale([study.spent.energy_kwh])
+    of_all = partial(_ratio, whole=study.spent.energy_kwh)
+    return [
+        num(scale.label("Energy"), 1, scale.text, strong=_is_sum),
+        scaled(
+            "Emissions",
+            lambda row: study.data.emissions_kg_co2e(row[1]),
+            fmt.emissions_scale,
+            [whole],
+            strong=_is_sum,
+        ),
+        num(
+            "Share",
+            lambda row: of_all(row[1]),
+            fmt.percent_text,
+            share=lambda row: not _is_sum(row),
+        ),
+    ]
 
 
 def _became(state: TrialState, data: StudyData) -> str:
