@@ -299,14 +299,17 @@ def _linked_folders(folder: Path) -> list[Path]:
     for place, folders, files in os.walk(folder, followlinks=True):
         # The library leaves these out.
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
-        for path in (Path(place, name) for name in files if not name.startswith(".")):
+        # Of the very many files that there may be, only links are looked at.
+        with os.scandir(place) as entries:
+            linked = {entry.name for entry in entries if entry.is_symlink()}
+        for path in (Path(place, name) for name in linked.intersection(files)):
             # Without a suffix it may be meant to be a folder.
             is_data = path.suffix.lower() in {"", *_PICTURES} or data_suffix(path) in _FORMATS
-            if is_data and not path.exists():
+            if is_data and not path.name.startswith(".") and not path.exists():
                 raise BadInput(
                     f"the link {path} must lead somewhere, but doesn't; mend or remove it."
                 )
-        for path in [Path(place, name) for name in folders if Path(place, name).is_symlink()]:
+        for path in [Path(place, name) for name in folders if name in linked]:
             target = path.resolve()
             above = (path.parents[n] for n in range(len(path.relative_to(folder).parts)))
             if any(parent.resolve().is_relative_to(target) for parent in above):
