@@ -88,15 +88,14 @@ def _header(study: ExportedStudy) -> dict[str, Any]:
 def _task(study: ExportedStudy, workload: Workload) -> dict[str, Any]:
     data, rec = study.data, study.recommendation
     assert workload.model is not None and workload.dataset is not None
-    quality, repeats = rec.target.quality, rec.repeats
-    runs = fmt.run_counts_text(len(data.records) - repeats, repeats, len(data.probes))
+    quality, runs = rec.target.quality, fmt.run_counts_text(*data.run_counts)
     counts_whole = counts_whole_processes(data)
     window = "with start-up and evaluations" if counts_whole else "in its training alone"
     recommended = (
         f"one run of its recommended configuration, trial {rec.trial}, takes"
         f" {fmt.energy_text(rec.energy_kwh)} {window} and emits"
         f" {fmt.emissions_text(rec.emissions_kg_co2e)}, with the data centre's overhead"
-        f"{fmt.mean_of_text(rec.confidence.seeds if rec.confidence else 1)}"
+        f"{fmt.mean_of_text(rec.seeds)}"
         if rec.met
         else "no configuration is recommended"
     )

@@ -47,7 +47,7 @@ def model_card(
         rec=recommendation,
         record=record,
         quality=recommendation.target.quality,
-        seeds=recommendation.confidence.seeds if recommendation.confidence else 1,
+        seeds=recommendation.seeds,
         stands_alone=needed is None,
         needed=[name.partition("/")[2] for name in needed or ()],
         caveats=caveats,

@@ -305,6 +305,12 @@ class StudyData(Frozen):
             energy_kwh, self.provenance.intensity.g_co2e_per_kwh, self.config.carbon.pue
         )
 
+    @property
+    def run_counts(self) -> tuple[int, int, int]:
+        """The numbers of trials, of repeats and of probes, in every state."""
+        repeats = sum(record.repeat_of is not None for record in self.records)
+        return len(self.records) - repeats, repeats, len(self.probes)
+
     def spent_kwh(self) -> float:
         """Return the energy of the whole study so far in kWh, without PUE.
 

@@ -108,7 +108,7 @@ def statement(study: StudyView, document: Document) -> str:
         whole_processes=counts_whole_processes(data),
         duration=human_duration,
         confirmed=rec.confidence is None or rec.confidence.confirmed,
-        seeds=rec.confidence.seeds if rec.confidence else 1,
+        seeds=rec.seeds,
         trials=trials_text(data.records),
         draft=data.ended is None,
         pays_back_interval=runs_text(rec.break_even_interval),
@@ -147,9 +147,7 @@ def checklist(study: StudyView, document: Document) -> str:
         reached=(
             None
             if not rec.met
-            else runs_of_value(
-                study.quality, sure.seeds if sure else 1, sure.value_bound if sure else None
-            )
+            else runs_of_value(study.quality, rec.seeds, sure.value_bound if sure else None)
         ),
         interval=rec.saving_interval and saving_confidence_text(study),
         caveats=_critical(document) if rec.met else (),
@@ -158,11 +156,11 @@ def checklist(study: StudyView, document: Document) -> str:
 
 def _runs(study: StudyView) -> str:
     """Count the study's runs, its trials and repeats by state, too."""
-    data, repeats = study.data, study.recommendation.repeats
+    data = study.data
     counts = Counter(record.state for record in data.records)
     states = [f"{counts[state]:,} {state.value}" for state in TrialState if counts[state]]
-    runs = fmt.run_counts_text(len(data.records) - repeats, repeats, len(data.probes))
-    kinds = "trials and repeats" if repeats else "trials"
+    runs = fmt.run_counts_text(*data.run_counts)
+    kinds = "trials and repeats" if study.recommendation.repeats else "trials"
     return f"{runs}; of the {kinds}, {_listed(states)}" if states else runs
 
 
