@@ -350,7 +350,10 @@ def _with_pruning(config: StudyConfig) -> StudyConfig:
     )
 
 
-def _settings(workload: dict[str, Any]) -> type[Workload]:
+def _settings(workload: Any) -> type[Workload]:
+    """Return the settings of a workload's task, or what all tasks share where it names none."""
+    if not isinstance(workload, dict):
+        return Workload
     task = workload.get("task", Workload.model_fields["task"].default)
     return task_class(task).settings if isinstance(task, str) else Workload
 

@@ -149,6 +149,8 @@ def test_a_word_of_a_command_may_be_longer_than_a_files_name(
             r"a list is written in brackets",
         ),
         ("search:\n  space:", 2, "search.space is empty"),
+        ("workload: true", 1, "workload: must have keys of its own, task, quality"),
+        ("workload: [script]", 1, "workload: must have keys of its own, task, quality"),
         ("search:\n  space: Auto", 2, "search.space must be auto"),
         ("launch:\n  kind: hostfile\n  hosts: [a]", 3, "launch.hosts"),
         ("launch:\n  kind: hostfile\n  hostfile: 5", 3, "launch.hostfile"),
