@@ -258,26 +258,26 @@ def test_one_worker_at_a_time_has_its_turn_however_often_connections_end(
 # whole studies
 
 
-def begun_study(study: Path, folder: Path, url: str) -> list[subprocess.Popen]:
-    """The processes of three workers of a study, the leading one first."""
+def begun_study(study: Path, folder: Path, url: str, workers: int = 3) -> list[subprocess.Popen]:
+    """The processes of a study's workers, the leading one first."""
     lead = subprocess.Popen(command(study, folder, url), stdout=subprocess.DEVNULL, stderr=PIPE)
     wait_for(lambda: StudyPaths(folder).storage_pointer.exists() or lead.poll() is not None, 60)
     return [
         lead,
         *(
             subprocess.Popen(joining(study, folder, url), stdout=subprocess.DEVNULL, stderr=PIPE)
-            for _ in range(2)
+            for _ in range(workers - 1)
         ),
     ]
 
 
 @pytest.fixture
 def long_replay(tmp_path: Path) -> dict:
-    """100 of 180 recorded configurations: workers join while others are left."""
+    """120 of 180 recorded configurations: workers join while others are left."""
     rates = [round(1e-4 * 1.2**power, 8) for power in range(20)]
     study = study_over(write_table(tmp_path, rates), rates)
     study["search"] |= {"sampler": "random", "pruning": {"target": False, "cap": False}}
-    return study | {"budget": {"trials": 100}}
+    return study | {"budget": {"trials": 120}}
 
 
 @pytest.mark.slow
@@ -287,22 +287,22 @@ def test_a_restarted_server_costs_no_trial_and_no_worker(
     study, folder = write_study(long_replay), tmp_path / "shared"
     url = mortal_postgresql.new_database()
     watching = connect(url, patience=Patience(60))
-    processes = begun_study(study, folder, url)
+    processes = begun_study(study, folder, url, workers=6)
     try:
-        wait_for(lambda: len(workers.living(watching, "replayed")) == 3, 60)
-        for mode in ("fast", "immediate"):
+        wait_for(lambda: len(workers.living(watching, "replayed")) == 6, 120)
+        for mode in ("fast", "immediate", "fast", "immediate", "fast"):
             trials = finished(watching) + 5
             wait_for(lambda trials=trials: finished(watching) >= trials, 60)
             mortal_postgresql.stop(mode)
             time.sleep(2)
             mortal_postgresql.start()
-        assert finished(watching) < 90
+        assert finished(watching) < 120
         errors = [process.communicate(timeout=240)[1].decode() for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * 3, errors
-    data = check_shared(folder, url, 100)
+    assert [process.returncode for process in processes] == [0] * 6, errors
+    data = check_shared(folder, url, 120)
     assert footprint(data).closure == pytest.approx(1.0, abs=1e-6)
     assert any("reached again" in text for text in errors)
 
