@@ -106,6 +106,7 @@ class Observation:
     wait_fraction: float = 0.0
     # examples of an evaluation, if the loss is a share of errors (`Quality.is_share`)
     examples: float = math.inf
+    stopped_for_target: bool = False  # stopped because it was going to miss the target
     # a script's training whose steps were not announced, or other ones: it may have stopped by
     # itself, so that what affects the quality alone may affect its cost, too
     may_stop_itself: bool = False
@@ -113,6 +114,11 @@ class Observation:
     @property
     def final_loss(self) -> float | None:
         return self.curve[-1][1] if self.complete and self.curve and not self.diverged else None
+
+    def missed(self, target_loss: float) -> bool:
+        """Return whether it trained, and did not reach the target or was not going to."""
+        end = self.final_loss
+        return self.diverged or self.stopped_for_target or (end is not None and end > target_loss)
 
 
 def observe(
@@ -226,6 +232,7 @@ def of_record(record: TrialRecord) -> Observation:
         diverged=record.state == TrialState.DIVERGED,
         peak_memory_gib=record.peak_memory_gib,
         examples=examples(record.evals[-1], quality) if record.evals else math.inf,
+        stopped_for_target=record.stop_reason is StopReason.TARGET,
         # A script without carbonopt's lines has the stage of its steps alone.
         may_stop_itself=complete
         and (record.planned_steps is not None or set(record.stages or ()) == {Stage.STEPS}),

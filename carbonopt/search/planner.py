@@ -8,7 +8,7 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from carbonopt.core.dimensions import StatedAffects, affecting_run_cost
+from carbonopt.core.dimensions import StatedAffects, affecting, affecting_run_cost
 from carbonopt.core.errors import shortened
 from carbonopt.core.quality import Quality
 from carbonopt.search.candidates import (
@@ -47,6 +47,8 @@ class Left:
     is_all: bool
     unlikely_to_fit: int = 0  # untried configurations that are unlikely to fit in memory
     failed: int = 0  # further configurations, whose settings failed in a probe
+    # further ones that train to the same quality as a trial that missed the target
+    missing: int = 0
     # further ones that cost as much as a trial that met the target, and so can save nothing
     no_cheaper: int = 0
 
@@ -208,7 +210,8 @@ class Planner:
         tried = _tried(trials, distributions)
         untried = space.untried(tried, centres, rng)
         working = self._not_failed(untried, probes)
-        candidates = self._may_save(working, meeting, distributions)
+        promising = self._may_meet(working, knowledge, distributions, refuted)
+        candidates = self._may_save(promising, meeting, distributions)
         completed = [self._completed(values) for values in candidates]
         # Also in an infinite space, see `propose`.
         by_mean = self._confirmed or space.listed is None
@@ -231,7 +234,8 @@ class Planner:
             is_all=space.listed is not None and len(space.listed) <= ENUMERATED,
             unlikely_to_fit=len(candidates) - fitting,
             failed=len(untried) - len(working),
-            no_cheaper=len(working) - len(candidates),
+            missing=len(working) - len(promising),
+            no_cheaper=len(promising) - len(candidates),
         )
         return NextTrial(
             values, proposal, knowledge, probe, left, frozenset(trial.number for trial in meeting)
@@ -240,6 +244,34 @@ class Planner:
     def _not_failed(self, values: Sequence[Values], probes: Sequence[Observation]) -> list[Values]:
         """Return the configurations whose settings have not failed in a probe."""
         return [each for each in values if not failed_by(each, probes, self._affects)]
+
+    def _may_meet(
+        self,
+        values: Sequence[Values],
+        knowledge: Knowledge,
+        distributions: Distributions,
+        refuted: Collection[int],
+    ) -> list[Values]:
+        """Return the configurations whose quality is not that of a trial that missed the target.
+
+        The others differ from such a trial only in dimensions that don't affect the quality, such
+        as the ZeRO stage. If they met the target, it would be by luck. All configurations are
+        returned if the whole front is searched, which gains by a lower cost at the same quality.
+        """
+        names = affecting("quality", distributions, self._affects)
+        if self._goal == "front" or len(names) == len(distributions):
+            return list(values)
+
+        def key(params: Mapping[str, Any]) -> Key:
+            # The learning rate may depend on the number of ranks, as in `_with_settings`.
+            return (*key_of(params, names), trial_params(params).optimizer_learning_rate)
+
+        missed = {
+            key(trial.params)
+            for trial in knowledge.observations
+            if trial.missed(self._target_loss) or trial.number in refuted
+        }
+        return [each for each in values if key(self._completed(each)) not in missed]
 
     def _may_save(
         self,

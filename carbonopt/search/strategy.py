@@ -281,19 +281,27 @@ def _nothing_left(left: Left) -> str:
 
     The text says what the model knows of the configurations, and which ones are left out.
     """
-    failed = f"{count_text(left.failed, 'configuration')} with settings that failed in a probe"
     # drawn from a space that has more
     which = "untried" if left.is_all else "drawn"
-    as_costly = (
-        f"{count_text(left.no_cheaper, f'{which} configuration')} that can save nothing, because"
-        f" {'it differs' if left.no_cheaper == 1 else 'they differ'} from a trial that met the"
-        " target only in settings that don't change the cost"
-    )
-    if not left.untried and left.no_cheaper:
-        also = f". Left out: {failed}" if left.failed else ""
-        return f"nothing is left but {as_costly}{also}"
-    if not left.untried and left.failed:
-        return f"nothing is left but {failed}"
+    left_out = [
+        f"{count_text(number, f'{kind}configuration')} {why}"
+        for number, kind, why in (
+            (left.failed, "", "with settings that failed in a probe"),
+            (
+                left.missing,
+                f"{which} ",
+                f"that would miss the target, because {_alike(left.missing, 'missed', 'quality')}",
+            ),
+            (
+                left.no_cheaper,
+                f"{which} ",
+                f"that can save nothing, because {_alike(left.no_cheaper, 'met', 'cost')}",
+            ),
+        )
+        if number
+    ]
+    if not left.untried and left_out:
+        return f"nothing is left but {', and '.join(left_out)}"
     if not left.untried:
         return "no further configuration that can exist was found in the search space"
     considered = count_text(left.untried - left.unlikely_to_fit, f"{which} configuration")
@@ -305,5 +313,12 @@ def _nothing_left(left: Left) -> str:
     if left.unlikely_to_fit:
         more = f"{left.unlikely_to_fit} more {'is' if left.unlikely_to_fit == 1 else 'are'}"
         why += f"; {more} unlikely to fit in memory"
-    left_out = [*([failed] if left.failed else []), *([as_costly] if left.no_cheaper else [])]
     return f"{why}. Left out: {', and '.join(left_out)}" if left_out else why
+
+
+def _alike(number: int, did: str, unchanged: str) -> str:
+    differ = "it differs" if number == 1 else "they differ"
+    return (
+        f"{differ} from a trial that {did} the target only in settings that don't change the"
+        f" {unchanged}"
+    )

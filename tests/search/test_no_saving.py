@@ -1,4 +1,6 @@
-"""What costs as much as a trial that met the target is not proposed; values are typed ones."""
+"""What costs as much as a trial that met the target is not proposed, nor what trains to the same
+quality as one that missed it; values are typed ones.
+"""
 
 import math
 from typing import Any
@@ -11,9 +13,13 @@ from simulated_searches import Simulated, Training
 from small_studies import reward_study
 
 from carbonopt.core.dimensions import affecting_run_cost
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.quality import ACCURACY
+from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.core.values import as_typed, stepped
 from carbonopt.search.candidates import draw
 from carbonopt.search.inner_samplers import INNER, ValidSampler
+from carbonopt.search.observation import of_record
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.study.study_file import parse_study
 
@@ -68,6 +74,72 @@ def test_a_study_ends_where_nothing_but_the_rate_is_left() -> None:
     ).run()
     assert [trial.params["learning_rate"] for trial in ended.trials] == [1e-3]
     assert "4 untried configurations" in str(ended.why) and "cost" in str(ended.why)
+
+
+STAGES = [0, 1, 2]
+
+
+def sharded(values: Any) -> Training:
+    """The ZeRO stage decides the cost alone."""
+    true = training(values)
+    return Training(true.steps, true.step_kwh * (1 + 0.1 * values["zero_stage"]), true.accuracy)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_proposal_trains_to_the_quality_of_one_that_missed_the_target(seed: int) -> None:
+    choices = {
+        "zero_stage": STAGES,
+        "global_batch_size": [16, 64],
+        "learning_rate": RATES[::2],
+        "epochs": [1, 4],
+    }
+    start = {"zero_stage": 1, "global_batch_size": 16, "learning_rate": 1e-4, "epochs": 1}
+    ended = Simulated(choices, sharded, start=start, is_script=False).run(seed)
+    missed: set[tuple[Any, ...]] = set()
+    for trial in ended.trials:
+        key = tuple(trial.params[name] for name in ("learning_rate", *DECIDING))
+        assert key not in missed
+        if trial.values is not None and trial.values[1] < TARGET:
+            missed.add(key)
+    assert missed and ended.cheaper_left(0.05) == []
+
+
+def test_a_study_ends_where_nothing_but_the_stage_is_left() -> None:
+    """Though no trial met the target."""
+    choices = {
+        "zero_stage": STAGES,
+        "global_batch_size": [64],
+        "learning_rate": [1e-4],
+        "epochs": [1],
+    }
+    ended = Simulated(choices, sharded, is_script=False).run()
+    assert len(ended.trials) == 1 and ended.records[0].value < TARGET
+    assert "2 untried configurations" in str(ended.why) and "quality" in str(ended.why)
+
+
+@pytest.mark.parametrize(
+    ("state", "stop_reason", "accuracy", "missed"),
+    [
+        (TrialState.COMPLETE, None, 0.79, True),
+        (TrialState.COMPLETE, None, 0.8, False),
+        (TrialState.PRUNED, StopReason.TARGET, 0.5, True),
+        (TrialState.PRUNED, StopReason.CAP, 0.5, False),
+        (TrialState.PRUNED, StopReason.BUDGET, 0.5, False),
+        (TrialState.DIVERGED, None, 0.5, True),
+        (TrialState.FAILED, None, 0.5, False),
+        (TrialState.INFEASIBLE, None, 0.5, False),
+        (TrialState.RUNNING, None, 0.5, False),
+    ],
+)
+def test_a_trial_missed_the_target_if_its_end_or_its_forecast_did(
+    state: TrialState, stop_reason: StopReason | None, accuracy: float, missed: bool
+) -> None:
+    choices = {"global_batch_size": [64], "learning_rate": [1e-3], "epochs": [1]}
+    record = Simulated(choices, training, is_script=False).run().records[0]
+    last = EvalPoint.of(ACCURACY, accuracy * 1000, 1000, step=record.total_steps, tokens=None)
+    changed = {"state": state, "stop_reason": stop_reason, "evals": (last,)}
+    observation = of_record(record.model_copy(update=changed))
+    assert observation.missed(ACCURACY.loss_of(TARGET)) is missed
 
 
 def test_settings_decide_the_cost_where_nothing_else_sets_the_steps(
