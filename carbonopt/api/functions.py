@@ -8,12 +8,17 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from carbonopt.api.logging_display import LoggingDisplay
 from carbonopt.api.opened_study import Study
 from carbonopt.api.study_folder import pipeline_in, read_study_folder
 from carbonopt.core.errors import BadInput, StudyInterrupted, shortened
 from carbonopt.core.files import user_path
+from carbonopt.engines.slurm import needs_jobs
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.storage.paths import StudyPaths
+from carbonopt.study.stop_request import interruptible
+from carbonopt.study.study_file import PipelineFile, load_study, study_of
+from carbonopt.study.yaml_file import yaml_text
 
 if TYPE_CHECKING:
     from carbonopt.api.study_call import Caller
@@ -57,7 +62,6 @@ def run(
     """
     _import_tqdm()
     from carbonopt.api.study_call import call_study
-    from carbonopt.engines.slurm import needs_jobs
 
     _check_storage(storage)
     caller = _caller(should_stop)
@@ -119,9 +123,6 @@ def _study_and_text(
     config: Mapping[str, Any] | str | PathLike[str] | StudyConfig,
 ) -> tuple[StudyConfig, str]:
     """Return a checked study and the content of its study file."""
-    from carbonopt.study.study_file import PipelineFile, load_study, study_of
-    from carbonopt.study.yaml_file import yaml_text
-
     if isinstance(config, StudyConfig):
         return config, yaml_text(config.model_dump(mode="json", exclude_none=True))
     if isinstance(config, Mapping):
@@ -145,9 +146,7 @@ def _caller(should_stop: Callable[[], bool] | None) -> "Caller":
     Raises:
         BadInput: If `should_stop` can't be called.
     """
-    from carbonopt.api.logging_display import LoggingDisplay
     from carbonopt.api.study_call import Caller
-    from carbonopt.study.stop_request import interruptible
 
     if should_stop is not None and not callable(should_stop):
         raise BadInput(

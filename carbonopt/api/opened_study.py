@@ -14,7 +14,12 @@ from carbonopt.api.report_files import as_unwritable
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import user_path, write_bytes
 from carbonopt.core.refusals import hint
+from carbonopt.report.assemble import FIGURES, paper_figure, top
+from carbonopt.report.data_files import evaluations_table, trials_table, usual_columns
+from carbonopt.report.figures.style import drawn_as
+from carbonopt.report.standards import DRAFT
 from carbonopt.report.study_text import trials_text
+from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
 
@@ -52,8 +57,6 @@ class Study:
         None), never 0. Columns of parameters, and of a failure's or a forecast's parts, are there
         if a trial has them; the others always are.
         """
-        from carbonopt.report.data_files import trials_table, usual_columns
-
         return _with_columns(trials_table(self._data.records).to_pandas(), usual_columns()[0])
 
     @cached_property
@@ -63,8 +66,6 @@ class Study:
         The columns and units are those of `data/evaluations.csv` in the report; `trial` is the
         trial's number, and `train_energy_kwh` is the training energy in kWh until then.
         """
-        from carbonopt.report.data_files import evaluations_table, usual_columns
-
         return _with_columns(evaluations_table(self._data.records).to_pandas(), usual_columns()[1])
 
     def recommend(self, target: float | None = None) -> Recommended:
@@ -82,9 +83,6 @@ class Study:
             TargetNotMet: If no trial meets the target. It has the closest trial.
             BadInput: If it is no number, or the quality can't have such a value.
         """
-        from carbonopt.report.assemble import top
-        from carbonopt.report.study_view import StudyView
-
         if target is not None and (isinstance(target, bool) or not isinstance(target, Real)):
             raise BadInput(f"target must be a number, but got {shortened(target)}.")
         study = StudyView(self._data, None if target is None else float(target))
@@ -110,10 +108,6 @@ class Study:
         Raises:
             BadInput: If there is no figure of this name, or this study has nothing to draw there.
         """
-        from carbonopt.report.assemble import FIGURES, paper_figure
-        from carbonopt.report.figures.style import drawn_as
-        from carbonopt.report.study_view import StudyView
-
         if not isinstance(name, str) or name not in FIGURES:
             raise BadInput(f"unknown figure {shortened(name)}; {hint(str(name), tuple(FIGURES))}")
         with drawn_as("matplotlib"):
@@ -159,8 +153,6 @@ class Study:
         into = self._paths.exports if folder is None else user_path(folder, "folder")
         texts = study_texts(self._data, format, publication)
         if self.ended is None and format not in RECORDS:
-            from carbonopt.report.standards import DRAFT
-
             LOG.warning("%s: %s", self.name, DRAFT)
         return _written(texts, into)
 

@@ -9,24 +9,28 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from carbonopt.api.end_messages import said_if_it_fails, say_the_end
 from carbonopt.api.report_files import write_own_report
 from carbonopt.core.errors import BadInput
+from carbonopt.core.files import check_kinds
+from carbonopt.doctor import before_run
+from carbonopt.doctor.check_result import Status
+from carbonopt.engines.slurm import here
+from carbonopt.spec.study_config import StudyConfig
+from carbonopt.spec.study_data import StudyData
+from carbonopt.storage.folder import HeldFolder, own_folder
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.local_workers import LocalWorker, LocalWorkers
-from carbonopt.study.session import Session, StudyDisplay
+from carbonopt.storage.study_storage import written
+from carbonopt.study.already_done import ended_study
+from carbonopt.study.local_workers import LocalWorker, LocalWorkers, forked_workers, printed_to
+from carbonopt.study.notifications import Notifications
+from carbonopt.study.run_study import run_study
+from carbonopt.study.session import AsStep, Session, StudyDisplay
 from carbonopt.study.stop_request import StopRequest
-
-if TYPE_CHECKING:
-    from carbonopt.spec.study_config import StudyConfig
-    from carbonopt.spec.study_data import StudyData
-    from carbonopt.storage.folder import HeldFolder
-    from carbonopt.study.notifications import Notifications
-    from carbonopt.study.session import AsStep
-    from carbonopt.study.study_checks import CheckedStudy
-    from carbonopt.study.trackers import Trackers
+from carbonopt.study.study_checks import CheckedStudy, check
+from carbonopt.study.trackers import Trackers, open_trackers
 
 # Longest wait for a server that does not answer, in a call that has nothing left to run: sending
 # what trackers lack is then its purpose.
@@ -56,14 +60,14 @@ def worker_paths(root: Path) -> StudyPaths:
 
 def call_study(
     caller: Caller,
-    config: "StudyConfig",
+    config: StudyConfig,
     text: str,
     paths: StudyPaths,
     storage: str | None,
-    as_step: "AsStep | None" = None,
+    as_step: AsStep | None = None,
     *,
     joins: bool = False,
-) -> "tuple[StudyData, Path | None]":
+) -> tuple[StudyData, Path | None]:
     """Run or resume a study and write its report, in all slots of its launch.
 
     Args:
@@ -73,12 +77,6 @@ def call_study(
     Returns:
         The study, and the page of its report, if one was written.
     """
-    from carbonopt.doctor import before_run
-    from carbonopt.doctor.check_result import Status
-    from carbonopt.engines.slurm import here
-    from carbonopt.study.local_workers import forked_workers, printed_to
-    from carbonopt.study.study_checks import check
-
     checked = check(config)
     if os.path.realpath(paths.root) in map(os.path.realpath, config.search.learn_from):
         raise BadInput(
@@ -105,18 +103,13 @@ def call_study(
 
 
 def call_ended_study(
-    checked: "CheckedStudy", paths: StudyPaths, storage: str | None, warn: Callable[[str], None]
-) -> "tuple[StudyData, Path] | None":
+    checked: CheckedStudy, paths: StudyPaths, storage: str | None, warn: Callable[[str], None]
+) -> tuple[StudyData, Path] | None:
     """End the call of a study of which nothing is left to do; start nothing to find that out.
 
     Returns:
         The study, and the page of its report; None if something is left to do.
     """
-    from carbonopt.storage.folder import own_folder
-    from carbonopt.storage.study_storage import written
-    from carbonopt.study.already_done import ended_study
-    from carbonopt.study.trackers import open_trackers
-
     if not paths.root.is_dir():
         return None
     with own_folder(paths) as held, written(paths.root):
@@ -137,11 +130,11 @@ class _SlotCall:
     """The part of a call that works in one slot of the study's launch; see `call_study`."""
 
     caller: Caller
-    checked: "CheckedStudy"
+    checked: CheckedStudy
     text: str
     paths: StudyPaths
     storage: str | None
-    as_step: "AsStep | None" = None
+    as_step: AsStep | None = None
     joins: bool = False
     warnings: Sequence[str] = ()  # shown when there is something left to run
     local_workers: LocalWorkers = field(default_factory=LocalWorkers)  # in the other slots
@@ -160,14 +153,8 @@ class _SlotCall:
             local_worker=local_worker,
         )
 
-    def run(self) -> "tuple[StudyData, Path | None]":
+    def run(self) -> tuple[StudyData, Path | None]:
         """Work on the study until it ends; tell who follows it, and write its report."""
-        from carbonopt.storage.folder import own_folder
-        from carbonopt.storage.study_storage import written
-        from carbonopt.study.notifications import Notifications
-        from carbonopt.study.run_study import run_study
-        from carbonopt.study.trackers import open_trackers
-
         paths, config = self.paths, self.checked.config
         with own_folder(paths) as held, self.caller.interruptible() as interrupted:
             display = self.caller.display(config)
@@ -196,10 +183,10 @@ class _SlotCall:
 
     def _session(
         self,
-        held: "HeldFolder",
+        held: HeldFolder,
         display: CallDisplay,
-        notifications: "Notifications",
-        trackers: "Trackers",
+        notifications: Notifications,
+        trackers: Trackers,
         interrupted: StopRequest,
     ) -> Session:
         def on_begin() -> None:
@@ -230,14 +217,12 @@ class _SlotCall:
         )
 
 
-def _look_ahead(paths: StudyPaths, trackers: "Trackers") -> None:
+def _look_ahead(paths: StudyPaths, trackers: Trackers) -> None:
     """Import the search, the report and trackers; check that the report can be written.
 
     This takes seconds. A study has time for it when it begins, while its trials' processes import,
     but not between trials or later.
     """
-    from carbonopt.core.files import check_kinds
-
     libraries = ("sklearn.inspection", "matplotlib.backends.backend_pdf", "pyarrow.parquet")
     for module in ("carbonopt.search.strategy", "carbonopt.report.writing", *libraries):
         importlib.import_module(module)

@@ -14,6 +14,9 @@ from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.core.values import Scalar
 from carbonopt.engines.engine import Engine
 from carbonopt.engines.kinds import ENGINES
+from carbonopt.search.candidates import movable
+from carbonopt.search.inner_samplers import distributions
+from carbonopt.search.observation import observe
 from carbonopt.space.auto_space import advised, choose
 from carbonopt.space.search_space import SearchSpace, lowest
 from carbonopt.spec.auto_facts import AutoSpace, Facts, known_facts
@@ -102,10 +105,7 @@ class CheckedStudy:
     def earlier_placed(self) -> list[int]:
         """Count, for each prior study, the trials that can be mapped to this study's space."""
         # Imported here, because it takes half a second.
-        from carbonopt.search.candidates import movable
-        from carbonopt.search.inner_samplers import distributions
         from carbonopt.search.models.features import comparable
-        from carbonopt.search.observation import observe
 
         searched, quality = movable(distributions(self.space)), self.config.quality
         observed = (

@@ -11,8 +11,8 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space, values_of
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.spec.workload_settings import ModelWorkload, SequenceLength
-from carbonopt.train.data.labels import LabelledDataset
-from carbonopt.train.failures import as_bad_input
+from carbonopt.train.data.labels import Contents, Labelled, LabelledDataset
+from carbonopt.train.failures import as_bad_input, refused
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.tasks.task import Card, Evaluation, TrialRun
 from carbonopt.train.tasks.trainer_task import ExampleTask, Part
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, TrainingArguments
 
     from carbonopt.train.data.examples import Examples
-    from carbonopt.train.data.labels import Contents, Labelled
     from carbonopt.train.training_loop import TrialTrainer
 
 _TEXT_KIND = ModelKind(
@@ -238,7 +237,7 @@ def _logits(model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
     return logits.float()
 
 
-def _check_model(empty: Any, space: Space, contents: "Contents") -> None:
+def _check_model(empty: Any, space: Space, contents: Contents) -> None:
     """Check that the model can be trained on these data.
 
     Raises:
@@ -248,7 +247,6 @@ def _check_model(empty: Any, space: Space, contents: "Contents") -> None:
     import torch
 
     from carbonopt.train.data.labelled_texts import check_positions
-    from carbonopt.train.failures import refused
 
     model_type = contents.config.model_type
     if "pixels" in contents.train:
@@ -279,7 +277,7 @@ def _has_batch_norm(model: Any) -> bool:
     return any(isinstance(part, _BatchNorm) for part in model.modules())
 
 
-def _notes(labelled: "Labelled", model: Any) -> tuple[str, ...]:
+def _notes(labelled: Labelled, model: Any) -> tuple[str, ...]:
     notes = []
     if absent := len(labelled.classes) - len(np.unique(labelled.evaluation.labels)):
         notes.append(

@@ -13,6 +13,7 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space, values_of
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.spec.workload_settings import Dataset, ModelWorkload, SequenceLength
+from carbonopt.train.data.rows import Row
 from carbonopt.train.failures import as_bad_input
 from carbonopt.train.models.model_kind import CAUSAL_LM
 from carbonopt.train.tasks.task import Card, Evaluation
@@ -277,8 +278,6 @@ def _python_docs(prompt_column: str, response_column: str) -> list[Any]:
     The topics are in the order of their names.
     """
     from pydoc_data.topics import topics
-
-    from carbonopt.train.data.rows import Row
 
     beginnings = {
         name: "\n\n".join(topics[name].split("\n\n")[:_PARAGRAPHS]) for name in sorted(topics)
