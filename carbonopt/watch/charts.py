@@ -70,10 +70,12 @@ class Chart(NamedTuple):
             lines.append(
                 f'<text x="{_LEFT - 4}" y="{at + 3}" text-anchor="end">{tick_text(tick)}</text>'
             )
-        for tick in x.ticks():
-            text = escape(self.x_text(tick))
+        # Ticks within the same second have the same text, which is written once.
+        texts = {self.x_text(tick): tick for tick in reversed(x.ticks())}
+        for text, tick in texts.items():
             lines.append(
-                f'<text x="{x.place(tick)}" y="{_BOTTOM + 14}" text-anchor="middle">{text}</text>'
+                f'<text x="{x.place(tick)}" y="{_BOTTOM + 14}" text-anchor="middle">'
+                f"{escape(text)}</text>"
             )
         return lines
 

@@ -20,6 +20,11 @@ def test_points_lie_in_proportion():
     assert third[1] == pytest.approx(88)
 
 
+def test_a_tick_of_which_the_text_is_that_of_another_has_none():
+    chart = Chart([Line([(0.0, 1.0), (2.0, 1.0)], "power")], x_text=lambda x: f"{int(x)} s")
+    assert re.findall(">([0-9]) s<", chart.svg()) == ["2", "1", "0"]
+
+
 def test_a_far_range_is_logarithmic():
     _, middle, _ = places(Chart([Line([(0, 1), (1, 10), (2, 100)], "best")]).svg())
     assert middle[1] == pytest.approx(88)
