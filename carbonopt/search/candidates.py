@@ -100,14 +100,14 @@ class Candidates:
         )
         return [values, *filter(self._valid, others)]
 
-    def any(self, rng: Generator) -> Values:
-        """Return a random configuration that can exist, tried or not.
+    def any(self, tried: Collection[Key], rng: Generator) -> Values:
+        """Return a random configuration that can exist, which is not among `tried` if one is left.
 
         Raises:
             ValueError: if none was found.
         """
-        if untried := self.untried((), (), rng):
-            return untried[int(rng.integers(len(untried)))]
+        if left := self.untried(tried, (), rng) or self.untried((), (), rng):
+            return left[int(rng.integers(len(left)))]
         raise ValueError(
             "valid must allow some combination of the search space, but it refused all that were"
             " drawn."

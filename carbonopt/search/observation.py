@@ -115,10 +115,15 @@ class Observation:
     def final_loss(self) -> float | None:
         return self.curve[-1][1] if self.complete and self.curve and not self.diverged else None
 
-    def missed(self, target_loss: float) -> bool:
-        """Return whether it trained, and did not reach the target or was not going to."""
+    def meets(self, target_loss: float) -> bool | None:
+        """Return whether its quality reached the target, or None if it ended before that was known.
+
+        A training that diverged, or was stopped because it was going to miss the target, did not.
+        """
+        if self.diverged or self.stopped_for_target:
+            return False
         end = self.final_loss
-        return self.diverged or self.stopped_for_target or (end is not None and end > target_loss)
+        return None if end is None else end <= target_loss
 
 
 def observe(

@@ -35,6 +35,9 @@ SHORT_FIT_FROM = 30  # number of trials from which on the models' parameters har
 # stores a value only when the trial asks for it. The workers of a carbonopt study choose under a
 # lock instead (`storage.workers`).
 CLAIM = "carbonopt:claim"
+# Dimensions that decide how many examples a rank computes at once. They leave the quality alone,
+# except where the model has batch normalisation, and in scripts without a global batch.
+DIVIDE_A_STEP = ("micro_batch_size_per_gpu", "world_size")
 _MOST_TRIALS = 10**9  # bound that keeps the numbers of prior studies' trials apart
 
 
@@ -47,7 +50,7 @@ class Left:
     is_all: bool
     unlikely_to_fit: int = 0  # untried configurations that are unlikely to fit in memory
     failed: int = 0  # further configurations, whose settings failed in a probe
-    # further ones that train to the same quality as a trial that missed the target
+    # further ones that train like one that missed the target
     missing: int = 0
     # further ones that cost as much as a trial that met the target, and so can save nothing
     no_cheaper: int = 0
@@ -207,10 +210,10 @@ class Planner:
         meeting = self.meeting(knowledge, refuted)
         centres = self._centres(trials, distributions, self._good(knowledge, meeting, rng))
         space = self._candidates(distributions, queued or {})
-        tried = _tried(trials, distributions)
+        tried = tried_in(trials, distributions)
         untried = space.untried(tried, centres, rng)
         working = self._not_failed(untried, probes)
-        promising = self._may_meet(working, knowledge, distributions, refuted)
+        promising = self._may_meet(working, knowledge, distributions)
         candidates = self._may_save(promising, meeting, distributions)
         completed = [self._completed(values) for values in candidates]
         # Also in an infinite space, see `propose`.
@@ -246,32 +249,26 @@ class Planner:
         return [each for each in values if not failed_by(each, probes, self._affects)]
 
     def _may_meet(
-        self,
-        values: Sequence[Values],
-        knowledge: Knowledge,
-        distributions: Distributions,
-        refuted: Collection[int],
+        self, values: Sequence[Values], knowledge: Knowledge, distributions: Distributions
     ) -> list[Values]:
-        """Return the configurations whose quality is not that of a trial that missed the target.
+        """Return the configurations that don't train like one that missed the target.
 
-        The others differ from such a trial only in dimensions that don't affect the quality, such
-        as the ZeRO stage. If they met the target, it would be by luck. All configurations are
-        returned if the whole front is searched, which gains by a lower cost at the same quality.
+        The others differ from it only in dimensions that don't affect the quality, such as the ZeRO
+        stage. If they met the target, it would be by luck. Configurations of which one run met the
+        target are kept. All are returned if the whole front is searched, which gains by a lower
+        cost at the same quality.
         """
-        names = affecting("quality", distributions, self._affects)
+        of_quality = affecting("quality", distributions, self._affects)
+        names = [name for name in distributions if name in of_quality or name in DIVIDE_A_STEP]
         if self._goal == "front" or len(names) == len(distributions):
             return list(values)
-
-        def key(params: Mapping[str, Any]) -> Key:
-            # The learning rate may depend on the number of ranks, as in `_with_settings`.
-            return (*key_of(params, names), trial_params(params).optimizer_learning_rate)
-
-        missed = {
-            key(trial.params)
+        ended = [
+            (key_of(trial.params, names), met)
             for trial in knowledge.observations
-            if trial.missed(self._target_loss) or trial.number in refuted
-        }
-        return [each for each in values if key(self._completed(each)) not in missed]
+            if (met := trial.meets(self._target_loss)) is not None
+        ]
+        missed = {key for key, met in ended if not met} - {key for key, met in ended if met}
+        return [each for each in values if key_of(self._completed(each), names) not in missed]
 
     def _may_save(
         self,
@@ -435,7 +432,8 @@ class Planner:
         return [trial for trial in meeting if trial.number not in refuted]
 
 
-def _tried(trials: Sequence[FrozenTrial], distributions: Distributions) -> set[Key]:
+def tried_in(trials: Sequence[FrozenTrial], distributions: Distributions) -> set[Key]:
+    """Return the configurations of trials, as they are compared."""
     return {key_of(values_of(trial), distributions) for trial in trials}
 
 

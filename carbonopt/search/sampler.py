@@ -28,7 +28,7 @@ from carbonopt.search.candidates import Distributions, Values, draw, movable
 from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.models.features import ADVISED, check_dimensions
 from carbonopt.search.observation import observe
-from carbonopt.search.planner import CLAIM, Planner, values_of
+from carbonopt.search.planner import CLAIM, Planner, tried_in, values_of
 from carbonopt.search.pruning import forecast_of_miss
 
 WITHDRAW_S = 2.0  # how long a worker waits for another one to withdraw the same claim
@@ -177,7 +177,8 @@ class CarbonSampler(Planner, BaseSampler):
                 ).values
             if values is None:
                 return self._candidates(search_space, queued).any(
-                    np.random.default_rng([self._seed, trial.number])
+                    tried_in(others, search_space),
+                    np.random.default_rng([self._seed, trial.number]),
                 )
             if _claim(study, trial, values):
                 return values

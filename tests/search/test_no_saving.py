@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from optuna.distributions import FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import create_trial
 from simulated_searches import Simulated, Training
 from small_studies import reward_study
 
 from carbonopt.core.dimensions import affecting_run_cost
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import ACCURACY
-from carbonopt.core.trial import StopReason, TrialState
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.core.values import as_typed, stepped
 from carbonopt.search.candidates import draw
 from carbonopt.search.inner_samplers import INNER, ValidSampler
 from carbonopt.search.observation import of_record
+from carbonopt.search.sampler import CarbonSampler
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.study.study_file import parse_study
 
@@ -118,28 +120,76 @@ def test_a_study_ends_where_nothing_but_the_stage_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "stop_reason", "accuracy", "missed"),
+    ("state", "stop_reason", "accuracy", "meets"),
     [
-        (TrialState.COMPLETE, None, 0.79, True),
-        (TrialState.COMPLETE, None, 0.8, False),
-        (TrialState.PRUNED, StopReason.TARGET, 0.5, True),
-        (TrialState.PRUNED, StopReason.CAP, 0.5, False),
-        (TrialState.PRUNED, StopReason.BUDGET, 0.5, False),
-        (TrialState.DIVERGED, None, 0.5, True),
-        (TrialState.FAILED, None, 0.5, False),
-        (TrialState.INFEASIBLE, None, 0.5, False),
-        (TrialState.RUNNING, None, 0.5, False),
+        (TrialState.COMPLETE, None, 0.79, False),
+        (TrialState.COMPLETE, None, 0.8, True),
+        (TrialState.PRUNED, StopReason.TARGET, 0.5, False),
+        (TrialState.PRUNED, StopReason.CAP, 0.5, None),
+        (TrialState.PRUNED, StopReason.BUDGET, 0.5, None),
+        (TrialState.DIVERGED, None, 0.5, False),
+        (TrialState.FAILED, None, 0.5, None),
+        (TrialState.INFEASIBLE, None, 0.5, None),
+        (TrialState.RUNNING, None, 0.9, None),
     ],
 )
 def test_a_trial_missed_the_target_if_its_end_or_its_forecast_did(
-    state: TrialState, stop_reason: StopReason | None, accuracy: float, missed: bool
+    state: TrialState, stop_reason: StopReason | None, accuracy: float, meets: bool | None
 ) -> None:
+    observation = of_record(changed(state=state, stop_reason=stop_reason, accuracy=accuracy))
+    assert observation.meets(ACCURACY.loss_of(TARGET)) is meets
+
+
+def changed(accuracy: float, **changes: object) -> TrialRecord:
+    """The record of a trial of one configuration, with another end."""
     choices = {"global_batch_size": [64], "learning_rate": [1e-3], "epochs": [1]}
     record = Simulated(choices, training, is_script=False).run().records[0]
     last = EvalPoint.of(ACCURACY, accuracy * 1000, 1000, step=record.total_steps, tokens=None)
-    changed = {"state": state, "stop_reason": stop_reason, "evals": (last,)}
-    observation = of_record(record.model_copy(update=changed))
-    assert observation.missed(ACCURACY.loss_of(TARGET)) is missed
+    return record.model_copy(update={"evals": (last,), **changes})
+
+
+def test_the_micro_batch_may_decide_the_quality() -> None:
+    """By batch normalisation, or as a script's whole batch."""
+
+    def divided(values: Any) -> Training:
+        return Training(100, 1e-6, 0.7 if values["micro_batch_size_per_gpu"] == 1 else 0.9)
+
+    choices = {"micro_batch_size_per_gpu": [1, 2, 4], "learning_rate": [1e-3]}
+    start = {"micro_batch_size_per_gpu": 1, "learning_rate": 1e-3}
+    ended = Simulated(choices, divided, start=start).run()
+    assert ended.best["micro_batch_size_per_gpu"] in (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("ends", "missing"), [((0.79,), 2), ((0.79, 0.7), 2), ((0.85, 0.79), 0), ((0.85,), 0)]
+)
+def test_a_configuration_of_which_one_seed_met_the_target_is_not_given_up(
+    ends: tuple[float, ...], missing: int
+) -> None:
+    space = {
+        "rate": CategoricalDistribution([1e-3, 1e-2]),
+        "stage": CategoricalDistribution([0, 1, 2]),
+    }
+    sampler = CarbonSampler("accuracy", TARGET, search_space=space, affects={"stage": "cost"})
+    trials = [
+        create_trial(params={"rate": 1e-3, "stage": 0}, distributions=space, values=[1.0, end])
+        for end in ends
+    ]
+    assert sampler.plan(trials, space, len(ends)).left.missing == missing
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_optunas_studies_repeat_nothing_while_something_is_untried(seed: int) -> None:
+    choices = {"rate": [1e-3, 3e-3, 1e-2], "stage": [0, 1, 2]}
+    space = {name: CategoricalDistribution(values) for name, values in choices.items()}
+    sampler = CarbonSampler(
+        "accuracy", TARGET, search_space=space, affects={"stage": "cost"}, seed=seed
+    )
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    for _ in range(9):
+        trial = study.ask(space)
+        study.tell(trial, [1.0 + trial.params["stage"], 0.5 + 40 * trial.params["rate"]])
+    assert len({tuple(trial.params.items()) for trial in study.trials}) == 9
 
 
 def test_settings_decide_the_cost_where_nothing_else_sets_the_steps(
