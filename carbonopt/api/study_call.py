@@ -32,10 +32,6 @@ from carbonopt.study.stop_request import StopRequest
 from carbonopt.study.study_checks import CheckedStudy, check
 from carbonopt.study.trackers import Trackers, open_trackers
 
-# Longest wait for a server that does not answer, in a call that has nothing left to run: sending
-# what trackers lack is then its purpose.
-_CATCH_UP_S = 60.0
-
 
 class CallDisplay(StudyDisplay, Protocol):
     """A display of one call, which ends with it."""
@@ -117,11 +113,8 @@ def call_ended_study(
         data = ended_study(checked, paths, storage, warn)
         if data is None:
             return None
-        trackers = open_trackers(checked.config, paths.trackers, warn)
-        try:
+        with contextlib.closing(open_trackers(checked.config, paths.trackers, warn)) as trackers:
             trackers.study_ended(data)
-        finally:
-            trackers.close(limit_s=_CATCH_UP_S)
         return data, write_own_report(data, paths)
 
 

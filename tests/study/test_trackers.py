@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tracked_studies import POINTS, STARTED_AT, record, spec, study
+from tracked_studies import POINTS, STARTED_AT, record, spec, study, study_data
 
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.trial import TrialRecord, TrialState
@@ -224,6 +224,27 @@ def test_a_hanging_tracker_delays_neither_trials_nor_the_end(monkeypatch):
     assert "did not finish within 0.3 s" in warnings[1]
     assert "messages to them were left out" in warnings[2]
     assert len(warnings) == 3
+
+
+def test_a_command_with_nothing_left_to_run_waits_longer(monkeypatch):
+    monkeypatch.setattr(trackers, "_CLOSE_S", 0.2)
+
+    class Slow(Tracker):
+        name = "mlflow"
+
+        def study_ended(self, data) -> None:
+            time.sleep(0.8)
+
+        def abandon(self) -> None: ...
+
+    for is_begun, expected in ((True, 1), (False, 0)):
+        warnings: list[str] = []
+        tracked = Trackers({"mlflow": Slow}, warnings.append)
+        if is_begun:
+            tracked.study_began(study_data())
+        tracked.study_ended(study_data())
+        tracked.close()
+        assert len(warnings) == expected
 
 
 def test_points_of_trackers_that_catch_up_are_not_called_lost(monkeypatch):

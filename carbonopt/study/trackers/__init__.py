@@ -26,6 +26,8 @@ from carbonopt.study.trackers.wandb_tracker import WandbTracker, has_wandb_key
 _QUEUE_SIZE = 1000  # messages; a trial has about ten
 # The study's end waits so long for a tracker that does nothing more.
 _CLOSE_S = 5.0
+# The same in a command that had nothing left to run: to send what trackers lack is its purpose.
+_CATCH_UP_S = 60.0
 # It waits so long for the trackers' imports, which no server can delay.
 _OPEN_S = 30.0
 _LONGEST_REASON = 300  # characters; a server may answer with a page
@@ -52,6 +54,7 @@ class Trackers:
         self._dropped, self._closed = 0, False
         self._thread: threading.Thread | None = None
         self._study: StudyData | None = None
+        self._limit_s = _CLOSE_S  # how long the end waits for a tracker that does nothing more
 
     def open(self) -> None:
         """Open the trackers, which imports their libraries and reaches no server.
@@ -86,35 +89,29 @@ class Trackers:
         send; the others have nothing to do.
         """
         if self._study is None:
-            self._study = data
+            self._study, self._limit_s = data, _CATCH_UP_S
             self._openers = {name: self._openers[name] for name in self._catching_up}
         self._send(lambda tracker: tracker.study_ended(data))
 
-    def close(
-        self, interrupted: Callable[[], bool] = lambda: False, limit_s: float | None = None
-    ) -> None:
+    def close(self, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Let the trackers finish what is queued, as long as they get on with it.
 
         Once `interrupted` returns True, they have a few seconds in all.
-
-        Args:
-            limit_s: how long to wait for a tracker that does nothing more; None: a few seconds, so
-                that the command's end waits no longer.
         """
         if self._closed:
             return
-        self._closed, limit_s = True, _CLOSE_S if limit_s is None else limit_s
+        self._closed = True
         if self._thread is not None:
             began_s = time.monotonic()
             # A full queue means that the thread hangs; it is found alive below.
             with contextlib.suppress(queue.Full):
                 self._messages.put(None, timeout=_CLOSE_S)
-            while self._thread.is_alive() and not self._is_overdue(began_s, interrupted(), limit_s):
+            while self._thread.is_alive() and not self._is_overdue(began_s, interrupted()):
                 self._thread.join(0.02)
         hangs = self._thread is not None and self._thread.is_alive()
         if hangs:
             self._warnings.put(
-                f"the trackers did not finish within {limit_s:g} s: {self._unsent()}."
+                f"the trackers did not finish within {self._limit_s:g} s: {self._unsent()}."
             )
         if self._dropped:
             self._warnings.put(
@@ -142,17 +139,18 @@ class Trackers:
         ]
         return "; ".join(filter(None, parts))
 
-    def _is_overdue(self, began_s: float, interrupted: bool, limit_s: float) -> bool:
+    def _is_overdue(self, began_s: float, interrupted: bool) -> bool:
         """Return whether the study's end has waited long enough for the trackers.
 
         It waits for their imports, and then as long as they get on; a user who has interrupted the
-        study waits for `limit_s` in all.
+        study waits for a few seconds in all.
         """
         now_s = time.monotonic()
         if not self._all_opened.is_set() and not interrupted:
             return now_s - began_s > _OPEN_S
-        since_s = began_s if interrupted else max(began_s, self._last_done_s)
-        return now_s - since_s > limit_s
+        if interrupted:
+            return now_s - began_s > _CLOSE_S
+        return now_s - max(began_s, self._last_done_s) > self._limit_s
 
     def _send(self, message: Callable[[Tracker], None]) -> None:
         if not self._openers or self._closed:

@@ -229,11 +229,16 @@ class MlflowTracker(MirrorTracker):
         self._client.log_batch(
             key,
             first,
-            [Param(name, str(value)[:_LONGEST_VALUE]) for name, value in (params or {}).items()],
-            [RunTag(name, str(value)[:_LONGEST_VALUE]) for name, value in (tags or {}).items()],
+            [Param(name, _fitting(value)) for name, value in (params or {}).items()],
+            [RunTag(name, _fitting(value)) for name, value in (tags or {}).items()],
         )
         for begin in range(0, len(further), _PAGE):
             self._client.log_batch(key, further[begin : begin + _PAGE])
+
+
+def _fitting(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
 @cache  # once for each server in a process
