@@ -9,7 +9,7 @@ from carbonopt.analysis.recommend import recommend
 from carbonopt.analysis.repricing import repricing
 from carbonopt.analysis.waiting import waiting
 from carbonopt.core.trial import Attempt, Durations
-from carbonopt.report.sections.waiting_section import section
+from carbonopt.report.sections.waiting_section import caveats, section
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import CarbonTrace, SessionLedger, StudyData, Wait
 
@@ -102,3 +102,24 @@ def test_a_sessions_energy_is_priced_at_the_hours_in_which_it_was_used() -> None
     total_kwh = data.records[0].energy_kwh.total
     grams = 0.1 * 350 + total_kwh * 150
     assert priced.study_emissions_kg_co2e == pytest.approx(grams / 1000 * data.config.carbon.pue)
+
+
+@pytest.mark.parametrize(
+    ("rates", "idle_kwh", "key"),
+    [
+        (RATES, 1e-6, None),
+        (RATES, 5.0, "waiting_dearer"),
+        (None, 1e-6, None),
+        (None, 5.0, "waiting_perhaps_dearer"),
+    ],
+)
+def test_a_wait_that_cost_more_than_it_saved_is_a_caveat(rates, idle_kwh, key) -> None:
+    data = waited(rates)
+    (session,) = data.sessions
+    (wait,) = session.waits
+    session = session.model_copy(
+        update={"waits": (wait.model_copy(update={"energy_kwh": idle_kwh}),)}
+    )
+    data = data.model_copy(update={"sessions": (session,)})
+    assert data.records[0].energy_kwh.total < 5.0 / 2
+    assert [caveat.key for caveat in caveats(StudyView(data))] == ([key] if key else [])

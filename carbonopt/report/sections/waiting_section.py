@@ -1,8 +1,10 @@
 """The waits for the hours of the study's schedule: what they cost and what they saved."""
 
+from collections.abc import Iterator
+
 from carbonopt.core import format as fmt
 from carbonopt.core.units import human_duration
-from carbonopt.report.document import Section, table, word
+from carbonopt.report.document import Caveat, Section, table, word
 from carbonopt.report.study_view import StudyView
 
 _NOT_COVERED = "not known yet: carbon.trace does not cover these hours"
@@ -10,6 +12,23 @@ _WENT_ON = (
     "not known: a trial went on from a checkpoint in an earlier version of carbonopt, which stored"
     " no hours of its attempts"
 )
+
+
+def caveats(study: StudyView) -> Iterator[Caveat]:
+    if (waited := study.waiting) is None:
+        return
+    saving, net, idle = waited.realised_saving, waited.realised_net_saving, waited.idle_kwh
+    if saving is not None and net is not None:
+        if net < 0:
+            yield study.caveat("waiting_dearer", saving=saving, idle=idle, more=-net)
+        return
+    energies = [record.energy_kwh for record in study.data.records if record.energy_kwh]
+    expected = waited.expected_saving
+    if expected is None or not energies:
+        return
+    saved_kwh = expected * sum(energy.total for energy in energies)
+    if idle > saved_kwh:
+        yield study.caveat("waiting_perhaps_dearer", saving=expected, idle=idle, saved=saved_kwh)
 
 
 def section(study: StudyView) -> Section | None:
