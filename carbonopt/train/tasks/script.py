@@ -43,7 +43,7 @@ _NOT_A_SCRIPTS = ("model", "tokenizer", "dataset", "sequence_length", "eval_batc
 class TemplateFile(Frozen):
     """A configuration file with placeholders, read together with the study file that names it."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=255, pattern="^[^/\0]+$")]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^/\x00]+$")]
     """A [configuration file](script.md#a-configuration-file) with placeholders; write
     `config_template: FILE`."""
 
