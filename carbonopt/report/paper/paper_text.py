@@ -262,4 +262,4 @@ def bibliography(data: StudyData, *, learned: bool) -> str:
         wanted.add("pedregosa2011scikit")
     if _counts_gpus(data):
         wanted.add("nvml")
-    return references(wanted)
+    return references(wanted, data)

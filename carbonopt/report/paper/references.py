@@ -14,12 +14,19 @@ _ENTRIES = (
 )
 
 
-def references(wanted: Collection[str]) -> str:
-    """Return the entries with these keys as a BibTeX file."""
+def references(wanted: Collection[str], data: StudyData) -> str:
+    """Return the entries with these keys as a BibTeX file.
+
+    CodeCarbon's entry is the one that its authors ask for, of an archived version; its note names
+    the version that the study used.
+    """
     cited = [
         entry.strip() for entry in _ENTRIES if entry.partition("{")[2].partition(",")[0] in wanted
     ]
-    return "\n\n".join(cited).replace("VERSION", __version__) + "\n"
+    used = data.provenance.versions.get("codecarbon")
+    note = "" if used is None else f"The study used version {used}. "
+    text = "\n\n".join(cited).replace("VERSION", __version__).replace("CODECARBON", note)
+    return text + "\n"
 
 
 def measured_with(data: StudyData) -> str:
@@ -33,4 +40,4 @@ def measured_with(data: StudyData) -> str:
         used.add("courty2024codecarbon")
     if data.provenance.energy_source.get("gpu") == "measured":
         used.add("nvml")
-    return references(used)
+    return references(used, data)
