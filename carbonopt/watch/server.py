@@ -7,9 +7,11 @@ refused: a site elsewhere could else have its own name point here and read the s
 
 import asyncio
 import errno
+import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -37,8 +39,7 @@ _ALIVE = ServerSentEvent(data="", event="alive").encode()
 _SEND_TIMEOUT_S = 60.0  # a page that takes nothing for so long has to connect again
 _TICK_S = 0.5  # how often the server looks whether it shall end
 _LAST_WORDS_S = 2  # how long streams may take to end
-# Longest wait at the end for what is being drawn; of a thousand trials that takes 2 s.
-_DRAWN_WITHIN_S = 10.0
+_DRAWN_WITHIN_S = 1.0  # longest wait at the end for what is being drawn
 _MOST_CONNECTIONS = 500
 _NEVER_S = 10**9
 _MISDIRECTED = 421
@@ -172,9 +173,14 @@ def serve(watcher: Watcher, listener: socket.socket) -> None:
     with suppress(KeyboardInterrupt):
         _Server(config, page, watcher).run(sockets=[listener])
     watcher.end()
-    watcher.join(_DRAWN_WITHIN_S)
+    has_ended = watcher.join(_DRAWN_WITHIN_S)
     if watcher.error is not None:
         raise watcher.error
+    if not has_ended:
+        # A thread that still draws by a library in C++ when Python ends would abort the process.
+        # Nothing is lost: this process only reads.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _most_connections() -> int:

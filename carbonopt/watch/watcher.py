@@ -94,14 +94,12 @@ class Watcher:
         self._ended.set()
         self._wanted.set()
 
-    def join(self, patience_s: float) -> None:
-        """Wait for the threads to end, after `end`.
-
-        A thread that still draws by a library in C++ when Python ends would abort the process.
-        """
+    def join(self, patience_s: float) -> bool:
+        """Wait for the threads to end, after `end`; return whether they have."""
         deadline = time.monotonic() + patience_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         while self._wanted.wait() and not self._ended.is_set():
