@@ -27,6 +27,7 @@ from carbonopt.train.data.data_look import (
     find_data,
     likely_task,
     look_at,
+    possible_inputs,
 )
 from carbonopt.train.scripts.command import Command
 from carbonopt.train.scripts.script_values import PLACEHOLDERS
@@ -65,7 +66,7 @@ def look_at_data(
     answer: str,
     task: str,
     columns: Mapping[str, str],
-    ask_column: Callable[[str, Sequence[str]], str] | None = None,
+    ask_column: Callable[[str, Sequence[str], str | None], str] | None = None,
 ) -> UsersData:
     """Find a data set and look at its first rows.
 
@@ -73,7 +74,8 @@ def look_at_data(
         answer: the user's words: a file, a folder, a built-in data set or a hub's.
         task: the task that is to be trained.
         columns: the columns that the user has named, by their keys.
-        ask_column: asks for the column of a key, given the data's columns; None: it is not asked.
+        ask_column: asks for the column of a key, given the columns that it could be and a proposal
+            or None; None: it is not asked.
 
     Raises:
         BadInput: if there is no such data, a column is missing, or the task can't use what it
@@ -83,11 +85,16 @@ def look_at_data(
     while True:
         try:
             chosen = choose_columns(task, source, named)
-            return UsersData(source, look_at(task, source, chosen))
         except ColumnUnknown as unknown:
             if ask_column is None:
                 raise
-            named[unknown.role.key] = ask_column(unknown.role.key, unknown.columns)
+            named[unknown.role.key] = ask_column(unknown.role.key, unknown.columns, None)
+            continue
+        several = None if ask_column is None else possible_inputs(task, source, chosen, named)
+        if ask_column is None or several is None:
+            return UsersData(source, look_at(task, source, chosen))
+        key, possible = several
+        named[key] = ask_column(key, possible, possible[0])
 
 
 def proposed_data(folder: Path, task: str | None = None) -> str | None:

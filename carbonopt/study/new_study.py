@@ -11,6 +11,7 @@ from typing import Any
 
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_folder
+from carbonopt.core.format import quoted_names
 from carbonopt.core.quality import QUALITIES
 from carbonopt.study.study_checks import CheckedStudy, check
 from carbonopt.study.study_file import load_study
@@ -264,6 +265,8 @@ def _data_comment(look: DataLook) -> str:
         parts.append(f"{look.characters:,} characters")
     if look.classes:
         parts.append(f"{len(look.classes)} classes")
+    if look.unread:
+        parts.append(f"not read: {quoted_names(look.unread)}")
     return ", ".join(parts)
 
 

@@ -374,6 +374,102 @@ def test_a_column_without_a_usual_name_is_asked_for(here: Path) -> None:
     assert (dataset["text_column"], dataset["label_column"]) == ("words", "kind")
 
 
+# Rows of two inputs, with the task, the column that has a usual name, and those that are not read.
+TWO_INPUTS: dict[str, tuple[str, dict[str, str], str, list[str]]] = {
+    "alpaca": ("sft", {"instruction": "add this", "output": "3"}, "prompt_column", ["input"]),
+    "dolly": (
+        "sft",
+        {"instruction": "who is it", "context": "it is a king", "response": "a king"},
+        "prompt_column",
+        ["context"],
+    ),
+    "qnli": (
+        "classification",
+        {"question": "who is it", "sentence": "it is a king"},
+        "text_column",
+        ["question"],
+    ),
+    "sql": (
+        "seq2seq",
+        {"question": "how many", "context": "CREATE TABLE a", "answer": "SELECT 1"},
+        "source_column",
+        ["context"],
+    ),
+}
+
+
+def two_inputs(kind: str) -> list[str]:
+    """Write rows of a kind to odd.jsonl, and return the options for them."""
+    task, texts, _, _ = TWO_INPUTS[kind]
+    rows = [{**texts, "label": i % 2, "idx": i} for i in range(ROWS)]
+    if kind == "alpaca":  # where a row has no input, the column may be missing
+        rows = [{**row, **({"input": "1 and 2"} if row["idx"] % 2 else {})} for row in rows]
+    write_rows(Path("odd.jsonl"), rows)
+    chosen = options(task)
+    chosen[chosen.index("--data") + 1] = "odd.jsonl"
+    return chosen
+
+
+@pytest.mark.parametrize("kind", TWO_INPUTS)
+def test_columns_that_are_not_read_are_named(kind: str, here: Path) -> None:
+    done = within("init", *two_inputs(kind))
+    assert done.returncode == 0, done.stderr
+    line = next(it for it in Path("study.yaml").read_text().splitlines() if "dataset:" in it)
+    _, _, comment = line.partition("#")
+    checked = within("check", "study.yaml").stdout
+    reads = next(it for it in checked.splitlines() if it.startswith("  reads"))
+    for text in (done.stderr, comment, reads):
+        for name in TWO_INPUTS[kind][3]:
+            assert repr(name) in text
+        assert "idx" not in text
+
+
+@pytest.mark.parametrize("kind", ["dolly", "qnli", "sql"])
+@pytest.mark.parametrize("answer", ["", "other"])
+def test_which_of_several_inputs_is_meant_is_asked(kind: str, answer: str, here: Path) -> None:
+    _, _, key, (other,) = TWO_INPUTS[kind]
+    proposed = "sentence" if kind == "qnli" else next(iter(TWO_INPUTS[kind][1]))
+    done = typed("gone", other if answer else "", arguments=two_inputs(kind))
+    assert done.returncode == 0, done.stderr
+    dataset = yaml.safe_load(Path("study.yaml").read_text())["workload"]["dataset"]
+    assert dataset[key] == (other if answer else proposed)
+    assert f"[{proposed}]" in done.stdout and "'gone'" in done.stdout
+    assert repr(proposed if answer else other) in done.stderr
+
+
+def test_nothing_is_said_or_asked_where_all_texts_are_read(here: Path) -> None:
+    rows = (
+        {"text": command_of(i), "label": "ab"[i % 2], "n": i, "day": "2024-01-02"}
+        for i in range(ROWS)
+    )
+    write_rows(here / "odd.jsonl", rows)
+    answers = options("classification")
+    answers[answers.index("--data") + 1] = "odd.jsonl"
+    done = typed(arguments=answers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "not read" not in Path("study.yaml").read_text()
+    assert "  reads" not in within("check", "study.yaml").stdout
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "json"])
+def test_columns_that_are_not_read_are_named_of_every_kind_of_file(kind: str, here: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"prompt": "a b", "context": "c d", "response": "e", "n": 1}] * ROWS
+    path = here / f"odd.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("\n".join(["prompt,context,response,n", *["a b,c d,e,1"] * ROWS]) + "\n")
+    answers = options("sft")
+    answers[answers.index("--data") + 1] = path.name
+    made(*answers)
+    assert "not read: 'context'\n" in Path("study.yaml").read_text()
+
+
 def test_an_empty_answer_about_a_column_asks_for_other_data(here: Path) -> None:
     write_rows(here / "useless.jsonl", [{"a": "b", "c": "d"}] * 2)
     done = typed("useless.jsonl", "", "text.txt", arguments=[*options("causal_lm")[:2], *COMMON])

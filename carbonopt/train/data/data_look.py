@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from carbonopt.train.data.rows import (
     column_names,
     file_rows,
     split_rows,
+    unread_columns,
 )
 from carbonopt.train.data.text import NO_TEXT
 
@@ -69,6 +70,7 @@ _PAIRS = (
 _MESSAGES = Role("messages_column", "messages", ("messages", "conversation", "chat"))
 _IMAGE = Role("image_column", "image", ("image", "img", "picture", "pixels"))
 _LABEL = Role("label_column", "label", ("label", "labels", "class", "category", "intent", "target"))
+_OUTPUTS = (_RESPONSE, *_PAIRS[1:], _LABEL)
 _TEXTS = ("text", "content", "document", "sentence", "body", "review")
 _CHATS = ("reward", "dpo", "rlhf")  # tasks whose columns of texts may hold lists of messages
 _OF_TASK: dict[str, tuple[Role, ...]] = {
@@ -128,6 +130,7 @@ class DataLook:
     has_messages: bool = (
         False  # True if its texts are lists of messages, which need a chat template
     )
+    unread: tuple[str, ...] = ()  # columns with text that the task doesn't read
 
 
 def find_data(answer: str, builtins: Sequence[str]) -> DataSource:
@@ -337,6 +340,38 @@ def _column(role: Role, columns: Sequence[str], given: Mapping[str, str]) -> str
     raise ColumnUnknown(role, columns)
 
 
+def possible_inputs(
+    task: str, source: DataSource, columns: Mapping[str, str | None], given: Collection[str]
+) -> tuple[str, list[str]] | None:
+    """Return the key of the task's input, and the columns that it could be, the chosen one first.
+
+    These are the columns with its usual names, and those that have several words in a row and no
+    usual name of something else, such as a response.
+
+    Args:
+        columns: the columns that are chosen, by their keys.
+        given: the keys whose columns the user has named.
+
+    Returns:
+        None: it is one column alone, the user has named it, or the data's rows are not at hand.
+
+    Raises:
+        BadInput: if the rows can't be read.
+    """
+    role, *others = _roles(task, source.columns or (), _given(columns))
+    chosen = columns.get(role.key)
+    if role.kind != "text" or role.key in given or chosen is None or source.is_plain_text:
+        return None
+    unread = unread_columns(source.train, _given(columns).values())
+    elsewhere = {name for other in (*others, *_OUTPUTS) for name in other.names}
+    possible = [
+        name
+        for name, has_words in unread.items()
+        if name.lower() in role.names or (has_words and name.lower() not in elsewhere)
+    ]
+    return (role.key, [chosen, *possible]) if possible else None
+
+
 def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> DataLook:
     """Read the first rows of a data set.
 
@@ -356,7 +391,8 @@ def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> Da
             _text_of(path)
         return DataLook(columns, characters=sum(map(len, texts)))
     if not source.train:
-        return DataLook(columns)
+        unread = set(source.columns or ()) - set(columns.values())
+        return DataLook(columns, unread=tuple(sorted(unread)))
     names = [name for name in columns.values() if name is not None]
     for path in source.evaluation:
         next(file_rows(path, names), None)
@@ -387,6 +423,7 @@ def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> Da
         long_row=lengths[len(lengths) * 9 // 10],
         classes=dict(Counter(labels)),
         has_messages=any(isinstance(value, list) for value in rows[0].values.values()),
+        unread=tuple(unread_columns(source.train, names)),
     )
 
 
