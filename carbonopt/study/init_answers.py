@@ -27,8 +27,11 @@ from carbonopt.train.data.data_look import (
     find_data,
     likely_task,
     look_at,
+    picture_folder_in,
     possible_inputs,
 )
+from carbonopt.train.data.opened_files import data_suffix
+from carbonopt.train.data.rows import READERS
 from carbonopt.train.scripts.command import Command
 from carbonopt.train.scripts.script_values import PLACEHOLDERS
 from carbonopt.train.tasks.task import TASKS, task_class
@@ -98,19 +101,23 @@ def look_at_data(
 
 
 def proposed_data(folder: Path, task: str | None = None) -> str | None:
-    """Return the data file in a folder that is likely meant, from there; None: it has none.
+    """Return the data in a folder that is likely meant, from there; None: it has none.
 
-    It is the first whose columns are known to a task, or else the first.
+    It is the first file whose columns are known to a task, or else the first. A folder of pictures
+    by class comes before plain text and before columns that are not known.
 
     Args:
         folder: The folder; its folder `data` counts if it has no data file itself.
         task: The task; None: any.
     """
     files = data_files_in(folder) or data_files_in(folder / "data")
-    if not files:
-        return None
-    known = (file for file in files[:_MOST_PROPOSED] if _has_known_columns(file, task))
-    return typed(next(known, files[0]).relative_to(folder))
+    known = next((file for file in files[:_MOST_PROPOSED] if _has_known_columns(file, task)), None)
+    is_table = known is not None and data_suffix(known) in READERS
+    pictures = None
+    if not is_table and task in (None, "classification"):
+        pictures = picture_folder_in(folder) or picture_folder_in(folder / "data")
+    likely = pictures or known or next(iter(files), None)
+    return None if likely is None else typed(likely.relative_to(folder))
 
 
 def _has_known_columns(file: Path, task: str | None) -> bool:

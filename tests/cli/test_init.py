@@ -374,6 +374,41 @@ def test_a_column_without_a_usual_name_is_asked_for(here: Path) -> None:
     assert (dataset["text_column"], dataset["label_column"]) == ("words", "kind")
 
 
+def pictures(*classes: str) -> None:
+    from PIL import Image
+
+    for folder in map(Path, classes):
+        folder.mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+
+
+@pytest.mark.parametrize("place", [".", "pic", "data", "data/pic"])
+@pytest.mark.parametrize("split", ["", "train"])
+def test_classification_is_proposed_for_folders_of_pictures(
+    place: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures(*(f"{place}/{split}/{kind}" for kind in ("cat", "dog")))
+    Path("notes.txt").write_text("two kinds of pets\n")
+    done = typed("", "", "", "", "", "FRA", "")
+    assert done.returncode == 0, done.stderr
+    workload = load_study(tmp_path / "study.yaml").workload
+    assert workload.task == "classification"
+    assert Path(str(workload.dataset.name_or_path)) == tmp_path / place
+
+
+def test_folders_that_hold_more_than_pictures_are_not_proposed(here: Path) -> None:
+    pictures("site/img", "site/icons")
+    Path("site/img/more").mkdir()
+    Path("site/icons/index.html").write_text("")
+    Path("intents.jsonl").unlink()
+    assert proposed_data(here, "classification") == "chats.jsonl"
+    pictures("pets/cat", "pets/dog")
+    assert proposed_data(here, "classification") == "pets"
+    assert proposed_data(here, "sft") == proposed_data(here) == "chats.jsonl"
+
+
 # Rows of two inputs, with the task, the column that has a usual name, and those that are not read.
 TWO_INPUTS: dict[str, tuple[str, dict[str, str], str, list[str]]] = {
     "alpaca": ("sft", {"instruction": "add this", "output": "3"}, "prompt_column", ["input"]),

@@ -33,6 +33,7 @@ from carbonopt.train.data.text import NO_TEXT
 MOST_ROWS = 10_000  # rows of a data set that are looked at
 _MOST_BYTES = 2**22  # of a text file
 _MOST_PICTURES = 100_000
+_FIRST_FILES = 20  # of a folder, by which it is told whether it holds pictures of a class
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 _TRAIN = ("train", "training")
 # The words by which files and folders name a split, by the split's name in the datasets library.
@@ -171,6 +172,39 @@ def data_files_in(folder: Path) -> list[Path]:
     return sorted(kept, key=lambda path: _split_of(path.name) is None)
 
 
+def picture_folder_in(folder: Path) -> Path | None:
+    """Return a folder with a folder of pictures for each class, and no other folders in it.
+
+    It is the given folder or the first of those in it; None: there is none, or it can't be read.
+    """
+    return next(filter(_has_classes, (folder, *_folders_in(folder))), None)
+
+
+def _has_classes(folder: Path) -> bool:
+    """Return whether a folder has a folder for each of two classes, or for each split."""
+    folders = _folders_in(folder)
+    train = next((path for path in folders if _split_of(path.name) == "train"), None)
+    of_classes = folders if train is None else _folders_in(train)
+    return len(of_classes) > 1 and all(map(_is_class, of_classes))
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder that are not hidden; none if it can't be read."""
+    if not is_folder(folder) or not os.access(folder, os.R_OK | os.X_OK):
+        return []
+    paths = (path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_")))
+    return [path for path in paths if is_folder(path)]
+
+
+def _is_class(folder: Path) -> bool:
+    """Return whether the first files of a folder are pictures; it has no folders then."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return False
+    first = list(itertools.islice(folder.iterdir(), _FIRST_FILES))
+    shown = [path for path in first if not path.name.startswith(".")]
+    return bool(shown) and all(path.suffix.lower() in _PICTURES for path in shown)
+
+
 def likely_task(source: DataSource) -> str | None:
     """Return the first task whose usual columns a data set has; None: it has those of none."""
     has = {name.lower() for name in source.columns or ()}
@@ -221,7 +255,8 @@ def _folder(folder: Path) -> DataSource:
     if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return DataSource({"name_or_path": str(folder)}, columns=_saved_columns(folder))
     files = [path for path in shown if path.is_file()]
-    for suffix in (*READERS, _TEXT):
+    # A text beside folders of pictures describes them.
+    for suffix in READERS if _has_classes(folder) else (*READERS, _TEXT):
         alike = [path for path in files if data_suffix(path) == suffix]
         train = [path for path in alike if _split_of(path.name) == "train"]
         evaluation = next((named for split in _EVALUATION if (named := _named(alike, split))), [])
