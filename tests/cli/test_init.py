@@ -648,6 +648,22 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
     ("classification", "--data", "mixed.jsonl", ["'intent'", "line 1 has '1'", "line 2 has 1"]),
     ("classification", "--data", "pictures", ["'label'", "'cat'"]),
     ("sft", "--data", "one.jsonl", ["eval_fraction", "1"]),
+    ("reward", "--data", "null.jsonl", ["'chosen'", "line 1", "answer"]),
+    ("dpo", "--data", "null.jsonl", ["'chosen'", "line 1", "answer"]),
+    ("dpo", "--data", "late.jsonl", ["'rejected'", "line 9", "answer"]),
+    ("dpo", "--data", "evaluated", ["'chosen'", "test.jsonl, line 3", "answer"]),
+    ("rlhf", "--data", "null.jsonl", ["'prompt'", "line 2", "prompt"]),
+    ("sft", "--data", "unanswered.jsonl", ["training", "'response'", "none of 9"]),
+    ("sft", "--data", "late-answer.jsonl", ["evaluation", "'response'", "none of 1"]),
+    ("seq2seq", "--data", "sqls.jsonl", ["training", "'question', 'sql'", "none of 9"]),
+    ("classification", "--data", "splits", ["test.jsonl, line 2", "'pause'", "play, stop"]),
+    ("classification", "--data", "spelt", ["test.jsonl, line 1", "'play '", "'play'"]),
+    ("classification", "--data", "blank.jsonl", ["'text'", "line 2", "empty"]),
+    ("classification", "--data", "birds", ["'bird'", "cat, dog"]),
+    ("causal_lm", "--data", "short.txt", ["16 tokens", "at most 12"]),
+    ("causal_lm", "--data", "short.jsonl", ["16 tokens", "at most 15"]),
+    ("causal_lm", "--data", "blanks.jsonl", ["training", "'text'", "none of 2"]),
+    ("causal_lm", "--data", "letter.txt", ["eval_fraction", "1 characters"]),
     ("sft", "--gpus", "first", ["--gpus", "'first'"]),
     ("sft", "--gpus", "0,0", ["--gpus", "differ"]),
     ("sft", "--country", "Germania", ["--country", "'Germania'", "DEU"]),
@@ -701,6 +717,27 @@ def wrong_files(here: Path) -> Path:
     for name, labels in intents.items():
         write_rows(here / f"{name}.jsonl", [{"text": "a", "intent": label} for label in labels])
     write_rows(here / "one.jsonl", [{"prompt": "a", "response": "b"}])
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    write_rows(here / "null.jsonl", [{**pair, "chosen": None}, {**pair, "prompt": ""}] * 5)
+    write_rows(here / "late.jsonl", [*[pair] * 8, {**pair, "rejected": " "}])
+    (here / "evaluated").mkdir()
+    write_rows(here / "evaluated/train.jsonl", [pair] * 9)
+    write_rows(here / "evaluated/test.jsonl", [pair, pair, {**pair, "chosen": None}])
+    chat = {"prompt": "a", "response": "b"}
+    write_rows(here / "unanswered.jsonl", [{**chat, "response": ""}] * 10)
+    write_rows(here / "late-answer.jsonl", [*[chat] * 9, {**chat, "response": " "}])
+    write_rows(here / "sqls.jsonl", [{"question": None, "sql": "b"}] * 10)
+    for name, labels in {"splits": ["play", "pause"], "spelt": ["play ", "stop"]}.items():
+        (here / name).mkdir()
+        for file, words in {"train": ["play", "stop"] * 9, "test": labels}.items():
+            rows = [{"text": "a", "intent": word} for word in words]
+            write_rows(here / name / f"{file}.jsonl", rows)
+    write_rows(here / "blank.jsonl", [{"text": text, "intent": text} for text in ("a", " ")])
+    pictures(*(f"birds/train/{kind}" for kind in ("cat", "dog")), "birds/val/bird")
+    (here / "short.txt").write_text("hello world")
+    write_rows(here / "short.jsonl", [{"text": "ab"}] * 4)
+    write_rows(here / "blanks.jsonl", [{"text": ""}] * 2)
+    (here / "letter.txt").write_text("a")
     (here / "pictures/cat").mkdir(parents=True)
     (here / "pictures/cat/a.png").write_bytes(b"")
     (here / "pictures/cat/b.png").write_bytes(b"")

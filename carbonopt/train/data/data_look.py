@@ -18,14 +18,14 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_file, is_folder, is_there, user_path
 from carbonopt.core.refusals import hint
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.labels import check_alike, check_classes, check_spellings, label_text
+from carbonopt.train.data.labels import check_classes, check_spellings, label_text
 from carbonopt.train.data.opened_files import data_suffix, readable
+from carbonopt.train.data.row_checks import FirstRows, most_tokens
 from carbonopt.train.data.rows import (
     READERS,
     Row,
     column_names,
     file_rows,
-    split_rows,
     unread_columns,
 )
 from carbonopt.train.data.text import NO_TEXT
@@ -126,6 +126,8 @@ class DataLook:
     rows: int | None = None  # rows that were read; None: it has none, or is not read
     is_whole: bool = True  # False: there are more
     characters: int | None = None  # of all texts that were read
+    # the most tokens that all texts for training can be; None: not known, or not of causal_lm
+    most_tokens: int | None = None
     long_row: int | None = None  # characters of a row; nine of ten rows are no longer
     classes: dict[str, int] = field(default_factory=dict)  # rows by class
     has_messages: bool = (
@@ -293,20 +295,39 @@ def _pictures(folder: Path, folders: Sequence[Path]) -> DataSource:
     splits = {path.name: path for path in folders if _split_of(path.name)}
     train = [path for name, path in splits.items() if _split_of(name) == "train"]
     of_classes = [path for path in train[0].iterdir() if path.is_dir()] if train else folders
-    classes = []
-    for path in sorted(of_classes):
-        pictures = (file for file in path.rglob("*") if file.suffix.lower() in _PICTURES)
-        classes += [path.name for _ in itertools.islice(pictures, _MOST_PICTURES)]
+    classes = _classes_of(of_classes)
     if not classes:
         raise BadInput(
             f"--data {folder} must hold {', '.join((*READERS, _TEXT))} files, or folders with the"
             " pictures of each class, but holds neither; give a file."
         )
     held_out = [split for split in _EVALUATION if any(_split_of(name) == split for name in splits)]
+    evaluated = (path for name, path in splits.items() if _split_of(name) in held_out[:1])
+    for path in evaluated if train else ():
+        _check_classes_known(path, set(classes))
     keys = {"name_or_path": str(folder), "image_column": "image"}
     if held_out[:1] != ["validation"]:
         keys["eval_split"] = held_out[0] if held_out else "train"
     return DataSource(keys, classes=tuple(classes), columns=("image", "label"))
+
+
+def _classes_of(folders: Sequence[Path]) -> list[str]:
+    """Return the class of each picture in folders of classes."""
+    classes = []
+    for path in sorted(folders):
+        pictures = (file for file in path.rglob("*") if file.suffix.lower() in _PICTURES)
+        classes += [path.name for _ in itertools.islice(pictures, _MOST_PICTURES)]
+    return classes
+
+
+def _check_classes_known(split: Path, classes: Collection[str]) -> None:
+    """Refuse a split's folder for evaluation with a class that the training data lacks."""
+    for name in _classes_of([path for path in split.iterdir() if path.is_dir()]):
+        if name not in classes:
+            raise BadInput(
+                f"--data: {split} must have the training data's classes alone, but has {name!r};"
+                f" they are {', '.join(sorted(classes))}."
+            )
 
 
 def choose_columns(
@@ -424,37 +445,40 @@ def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> Da
         texts = [_text_of(path) for path in source.train]
         for path in source.evaluation:
             _text_of(path)
-        return DataLook(columns, characters=sum(map(len, texts)))
+        fraction = None if source.evaluation else _EVAL_FRACTION
+        return DataLook(
+            columns,
+            characters=sum(map(len, texts)),
+            most_tokens=most_tokens(texts, fraction),
+        )
     if not source.train:
         unread = set(source.columns or ()) - set(columns.values())
         return DataLook(columns, unread=tuple(sorted(unread)))
     names = [name for name in columns.values() if name is not None]
-    for path in source.evaluation:
-        next(file_rows(path, names), None)
-    every = itertools.chain.from_iterable(file_rows(path, names) for path in source.train)
-    rows = list(itertools.islice(every, MOST_ROWS))
-    if not rows:
-        raise BadInput(f"the data file {source.train[0]} must have rows in it, but is empty.")
+    rows = _first_rows(source.train, names)
+    evaluation = _first_rows(source.evaluation, names) if source.evaluation else None
     roles = [
         role
         for role in _roles(task, source.columns or (), _given(columns))
         if columns.get(role.key)
     ]
-    labels = [
-        label_text(row, str(columns[role.key]))
-        for role in roles
-        if role.kind == "label"
-        for row in rows
-    ]
     may_be_chats = task in _CHATS
     lengths = sorted(_characters(row, roles, columns, may_be_chats) for row in rows)
-    if len(rows) < MOST_ROWS:
-        _check_whole(task, source, rows, labels, columns)
+    for row in evaluation or ():
+        _characters(row, roles, columns, may_be_chats)
+    is_whole = len(rows) < MOST_ROWS
+    FirstRows(rows, evaluation, _EVAL_FRACTION, is_whole).check(task, columns)
+    labels = [label_text(row, str(columns[_LABEL.key])) for row in rows if _LABEL.key in columns]
+    most: int | None = None
+    if task == "causal_lm" and is_whole:
+        fraction = _EVAL_FRACTION if evaluation is None else None
+        most = most_tokens([row.text(names[0]) for row in rows], fraction)
     return DataLook(
         columns,
         rows=len(rows),
-        is_whole=len(rows) < MOST_ROWS,
+        is_whole=is_whole,
         characters=sum(lengths),
+        most_tokens=most,
         long_row=lengths[len(lengths) * 9 // 10],
         classes=dict(Counter(labels)),
         has_messages=any(isinstance(value, list) for value in rows[0].values.values()),
@@ -462,26 +486,17 @@ def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> Da
     )
 
 
-def _check_whole(
-    task: str,
-    source: DataSource,
-    rows: list[Row],
-    labels: Sequence[str],
-    columns: Mapping[str, str | None],
-) -> None:
-    """Check that all rows of the training data are enough, as the preparation does.
+def _first_rows(paths: Sequence[Path], columns: Sequence[str]) -> list[Row]:
+    """Return the first rows of some files.
 
     Raises:
-        BadInput: if they are not.
+        BadInput: if there are none, or they can't be read.
     """
-    fraction = None if source.evaluation else _EVAL_FRACTION
-    if task == "classification":
-        column = str(columns[_LABEL.key])
-        check_alike(rows, column)
-        check_spellings(labels, rows, column)
-        check_classes(Counter(labels), column, fraction)
-    elif fraction is not None:
-        split_rows(rows, fraction)
+    every = itertools.chain.from_iterable(file_rows(path, columns) for path in paths)
+    rows = list(itertools.islice(every, MOST_ROWS))
+    if not rows:
+        raise BadInput(f"the data file {paths[0]} must have rows in it, but is empty.")
+    return rows
 
 
 def _given(columns: Mapping[str, str | None]) -> dict[str, str]:
