@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from carbonopt.analysis.concurrency import price
-from carbonopt.core.format import count_text
+from carbonopt.core.format import count_text, quoted_names
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.space.auto_space import known_before
 from carbonopt.space.search_space import SearchSpace, describe, is_integer
@@ -45,7 +45,7 @@ def describe_study(checked: CheckedStudy, begun: StudyData | None = None) -> str
         "measured": _quality_source(config),
         "goal": goal_text(search),
         "workload": _workload(config),
-        "reads": _script_inputs(config),
+        "reads": _script_inputs(config) or _columns(checked),
         "launch": checked.engine.description,
         "at once": price(config),
         "carbon": _carbon(checked),
@@ -132,6 +132,14 @@ def _script_inputs(config: StudyConfig) -> str:
     named = ", ".join(names[:_MOST_NAMED]) or "no file that its command names"
     unknown = "if it opens files whose names it computes, list them in workload.files"
     return _INDENT.join([f"{named}{more}", unknown])
+
+
+def _columns(checked: CheckedStudy) -> str:
+    """Name the columns of the data files that trials read and those that they don't, if any."""
+    columns = checked.columns
+    if not columns.unread:
+        return ""
+    return f"the columns {quoted_names(columns.read)}; not {quoted_names(columns.unread)}"
 
 
 def _carbon(checked: CheckedStudy) -> str:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from carbonopt.core.errors import BadInput, CarbonoptError, printable
+from carbonopt.core.errors import BadInput, CarbonoptError, printable, shortened
 from carbonopt.core.files import user_path
 
 if TYPE_CHECKING:
-    from carbonopt.study.new_study import NewStudy
+    from carbonopt.study.new_study import NewStudy, UsersData
 
 Answer = TypeVar("Answer")
 _OF_SCRIPTS = ("--command", "--values")
@@ -104,9 +104,23 @@ def _say_written(new: "NewStudy", path: Path) -> None:
 
     shown = shlex.quote(typed(path))
     print(printable(f"{path} is written and valid: {new.task}."))
+    if new.data is not None and new.data.look.unread:
+        print(printable(f"note: {_unread_text(new.data)}"), file=sys.stderr)
     for name in new.hub_names:
         print(printable(f"  There is no folder {name} here, so it is taken for the hub's."))
     print(printable(f"Next:\n  carbonopt check {shown}\n  carbonopt run {shown}"))
+
+
+def _unread_text(data: "UsersData") -> str:
+    """Say which columns with text the study doesn't read, and what to do if it should."""
+    from carbonopt.core.format import quoted_names
+
+    look = data.look
+    read = quoted_names([name for name in look.columns.values() if name])
+    return (
+        f"the columns {read} are read, but not {quoted_names(look.unread)}. If the model needs"
+        " several columns as its input, write them into one, and give that one."
+    )
 
 
 @dataclass(frozen=True)
@@ -207,15 +221,18 @@ class _Interview:
                 f" {'it' if len(missing) == 1 else 'them'}."
             )
 
-    def _ask_column(self, key: str, columns: Sequence[str]) -> str:
+    def _ask_column(self, key: str, columns: Sequence[str], proposal: str | None) -> str:
         def known(answer: str) -> str:
             if answer not in columns:
-                raise BadInput(f"the data has no column {answer!r}; give one of its columns.")
+                raise BadInput(f"it must be one of these columns, but is {shortened(answer)}.")
             return answer
 
         of = f"{key.replace('_', ' ')}, one of: {', '.join(columns)}"
+        option = f"{_COLUMN} {key}=NAME"
+        if proposal is not None:
+            return self._ask(option, f"    its {of}", proposal, known)
         question = f"    its {of}; or Enter for other data"
-        return self._ask(f"{_COLUMN} {key}=NAME", question, None, known, back="Give other data.")
+        return self._ask(option, question, None, known, back="Give other data.")
 
     def _values(self, command: str) -> dict[str, Any]:
         """Return the values of each dimension of a script."""

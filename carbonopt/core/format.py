@@ -6,13 +6,14 @@ A figure beyond all bounds is written with a power of ten, such as 1.23e+300.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import partial
 from pathlib import Path
 
 from carbonopt.core import units
 from carbonopt.core.dimensions import TrialParams, label
+from carbonopt.core.errors import shortened
 from carbonopt.core.quality import MISSING
 from carbonopt.core.values import Frozen, Scalar, Spread
 
@@ -194,6 +195,12 @@ def number_from(begin: float, end: float) -> str:
 def counted_names(names: Iterable[str]) -> list[str]:
     """Return each name once, with how many there are: 2 × NVIDIA H100."""
     return [f"{count} × {name}" for name, count in Counter(names).items()]
+
+
+def quoted_names(names: Sequence[str], most: int = 8) -> str:
+    """Return names in quotes, at most so many of them, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(shortened, names[:most])) + more
 
 
 def mean_of_text(seeds: int) -> str:

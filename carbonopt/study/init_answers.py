@@ -27,7 +27,11 @@ from carbonopt.train.data.data_look import (
     find_data,
     likely_task,
     look_at,
+    picture_folder_in,
+    possible_inputs,
 )
+from carbonopt.train.data.opened_files import data_suffix
+from carbonopt.train.data.rows import READERS
 from carbonopt.train.scripts.command import Command
 from carbonopt.train.scripts.script_values import PLACEHOLDERS
 from carbonopt.train.tasks.task import TASKS, task_class
@@ -65,7 +69,7 @@ def look_at_data(
     answer: str,
     task: str,
     columns: Mapping[str, str],
-    ask_column: Callable[[str, Sequence[str]], str] | None = None,
+    ask_column: Callable[[str, Sequence[str], str | None], str] | None = None,
 ) -> UsersData:
     """Find a data set and look at its first rows.
 
@@ -73,7 +77,8 @@ def look_at_data(
         answer: the user's words: a file, a folder, a built-in data set or a hub's.
         task: the task that is to be trained.
         columns: the columns that the user has named, by their keys.
-        ask_column: asks for the column of a key, given the data's columns; None: it is not asked.
+        ask_column: asks for the column of a key, given the columns that it could be and a proposal
+            or None; None: it is not asked.
 
     Raises:
         BadInput: if there is no such data, a column is missing, or the task can't use what it
@@ -83,27 +88,36 @@ def look_at_data(
     while True:
         try:
             chosen = choose_columns(task, source, named)
-            return UsersData(source, look_at(task, source, chosen))
         except ColumnUnknown as unknown:
             if ask_column is None:
                 raise
-            named[unknown.role.key] = ask_column(unknown.role.key, unknown.columns)
+            named[unknown.role.key] = ask_column(unknown.role.key, unknown.columns, None)
+            continue
+        several = None if ask_column is None else possible_inputs(task, source, chosen, named)
+        if ask_column is None or several is None:
+            return UsersData(source, look_at(task, source, chosen))
+        key, possible = several
+        named[key] = ask_column(key, possible, possible[0])
 
 
 def proposed_data(folder: Path, task: str | None = None) -> str | None:
-    """Return the data file in a folder that is likely meant, from there; None: it has none.
+    """Return the data in a folder that is likely meant, from there; None: it has none.
 
-    It is the first whose columns are known to a task, or else the first.
+    It is the first file whose columns are known to a task, or else the first. A folder of pictures
+    by class comes before plain text and before columns that are not known.
 
     Args:
         folder: The folder; its folder `data` counts if it has no data file itself.
         task: The task; None: any.
     """
     files = data_files_in(folder) or data_files_in(folder / "data")
-    if not files:
-        return None
-    known = (file for file in files[:_MOST_PROPOSED] if _has_known_columns(file, task))
-    return typed(next(known, files[0]).relative_to(folder))
+    known = next((file for file in files[:_MOST_PROPOSED] if _has_known_columns(file, task)), None)
+    is_table = known is not None and data_suffix(known) in READERS
+    pictures = None
+    if not is_table and task in (None, "classification"):
+        pictures = picture_folder_in(folder) or picture_folder_in(folder / "data")
+    likely = pictures or known or next(iter(files), None)
+    return None if likely is None else typed(likely.relative_to(folder))
 
 
 def _has_known_columns(file: Path, task: str | None) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_folder
+from carbonopt.core.format import quoted_names
 from carbonopt.core.quality import QUALITIES
 from carbonopt.study.study_checks import CheckedStudy, check
 from carbonopt.study.study_file import load_study
@@ -147,6 +148,11 @@ def _workload_lines(new: NewStudy, folder: Path) -> list[str]:
             f" data holds messages, but is {FROM_CONFIG}."
         )
     length, images = _sequence_length(new), _has_images(new)
+    if look.most_tokens is not None and look.most_tokens <= length:
+        raise BadInput(
+            f"--data: the training text must have at least one sequence of {length} tokens and one"
+            f" token more, but can have at most {look.most_tokens}; give more text."
+        )
     model = _model_keys(new, length)
     dataset = {**_with_paths(new.data.source.keys, folder), **_column_keys(new.data)}
     lines = [f"  model: {flow(_with_paths(model, folder))}"]
@@ -264,6 +270,8 @@ def _data_comment(look: DataLook) -> str:
         parts.append(f"{look.characters:,} characters")
     if look.classes:
         parts.append(f"{len(look.classes)} classes")
+    if look.unread:
+        parts.append(f"not read: {quoted_names(look.unread)}")
     return ", ".join(parts)
 
 

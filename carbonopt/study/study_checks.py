@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from optuna.trial import FrozenTrial
 
@@ -30,8 +31,18 @@ from carbonopt.storage.pipeline_storage import read_study
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.study.input_files import input_files, workload_fingerprint
 from carbonopt.study.notifications import addresses
-from carbonopt.train.data.rows import check_columns
+from carbonopt.train.data.rows import check_columns, unread_columns
 from carbonopt.train.tasks.task import Task, task_for
+
+
+class Columns(NamedTuple):
+    """The columns of a study's data set."""
+
+    read: tuple[str, ...] = ()  # those that trials read
+    unread: tuple[str, ...] = ()  # those with text in its files that no trial reads
+
+
+_NO_COLUMNS = Columns()
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,7 @@ class CheckedStudy:
     # Facts about the training that the study file has; None: it describes no training.
     facts: Facts | None = None
     notes: tuple[str, ...] = ()  # notes on settings that may not be what was meant
+    columns: Columns = _NO_COLUMNS
     tells_steps: bool = True  # False: a script that has none of carbonopt's lines
 
     @property
@@ -216,9 +228,11 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
     engine.check(space)
     notes: tuple[str, ...] = ()
     tells_steps = True
+    columns = _NO_COLUMNS
     if task is not None and config.launch.trains:
         _check_task(task, dimensions, config)
         notes, tells_steps = task.notes(dimensions, config.quality), task.tells_steps
+        columns = _columns(task)
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
     earlier = _prior_trials(config)
     return CheckedStudy(
@@ -233,6 +247,7 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
         auto=auto,
         facts=facts,
         notes=notes,
+        columns=columns,
         tells_steps=tells_steps,
     )
 
@@ -246,6 +261,14 @@ def _check_task(task: Task, dimensions: Space, config: StudyConfig) -> None:
             "confirm runs a configuration again with other seeds: workload.command must have {seed}"
         )
         raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
+
+
+def _columns(task: Task) -> Columns:
+    dataset = task.workload.dataset
+    if dataset is None:
+        return _NO_COLUMNS
+    files = list(map(Path, dataset.train_files or ()))
+    return Columns(dataset.columns, tuple(unread_columns(files, dataset.columns)))
 
 
 def _forecast_or_error(

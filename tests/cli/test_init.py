@@ -374,6 +374,137 @@ def test_a_column_without_a_usual_name_is_asked_for(here: Path) -> None:
     assert (dataset["text_column"], dataset["label_column"]) == ("words", "kind")
 
 
+def pictures(*classes: str) -> None:
+    from PIL import Image
+
+    for folder in map(Path, classes):
+        folder.mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+
+
+@pytest.mark.parametrize("place", [".", "pic", "data", "data/pic"])
+@pytest.mark.parametrize("split", ["", "train"])
+def test_classification_is_proposed_for_folders_of_pictures(
+    place: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures(*(f"{place}/{split}/{kind}" for kind in ("cat", "dog")))
+    Path("notes.txt").write_text("two kinds of pets\n")
+    done = typed("", "", "", "", "", "FRA", "")
+    assert done.returncode == 0, done.stderr
+    workload = load_study(tmp_path / "study.yaml").workload
+    assert workload.task == "classification"
+    assert Path(str(workload.dataset.name_or_path)) == tmp_path / place
+
+
+def test_folders_that_hold_more_than_pictures_are_not_proposed(here: Path) -> None:
+    pictures("site/img", "site/icons")
+    Path("site/img/more").mkdir()
+    Path("site/icons/index.html").write_text("")
+    Path("intents.jsonl").unlink()
+    assert proposed_data(here, "classification") == "chats.jsonl"
+    pictures("pets/cat", "pets/dog")
+    assert proposed_data(here, "classification") == "pets"
+    assert proposed_data(here, "sft") == proposed_data(here) == "chats.jsonl"
+
+
+# Rows of two inputs, with the task, the column that has a usual name, and those that are not read.
+TWO_INPUTS: dict[str, tuple[str, dict[str, str], str, list[str]]] = {
+    "alpaca": ("sft", {"instruction": "add this", "output": "3"}, "prompt_column", ["input"]),
+    "dolly": (
+        "sft",
+        {"instruction": "who is it", "context": "it is a king", "response": "a king"},
+        "prompt_column",
+        ["context"],
+    ),
+    "qnli": (
+        "classification",
+        {"question": "who is it", "sentence": "it is a king"},
+        "text_column",
+        ["question"],
+    ),
+    "sql": (
+        "seq2seq",
+        {"question": "how many", "context": "CREATE TABLE a", "answer": "SELECT 1"},
+        "source_column",
+        ["context"],
+    ),
+}
+
+
+def two_inputs(kind: str) -> list[str]:
+    """Write rows of a kind to odd.jsonl, and return the options for them."""
+    task, texts, _, _ = TWO_INPUTS[kind]
+    rows = [{**texts, "label": i % 2, "idx": i} for i in range(ROWS)]
+    if kind == "alpaca":  # where a row has no input, the column may be missing
+        rows = [{**row, **({"input": "1 and 2"} if row["idx"] % 2 else {})} for row in rows]
+    write_rows(Path("odd.jsonl"), rows)
+    chosen = options(task)
+    chosen[chosen.index("--data") + 1] = "odd.jsonl"
+    return chosen
+
+
+@pytest.mark.parametrize("kind", TWO_INPUTS)
+def test_columns_that_are_not_read_are_named(kind: str, here: Path) -> None:
+    done = within("init", *two_inputs(kind))
+    assert done.returncode == 0, done.stderr
+    line = next(it for it in Path("study.yaml").read_text().splitlines() if "dataset:" in it)
+    _, _, comment = line.partition("#")
+    checked = within("check", "study.yaml").stdout
+    reads = next(it for it in checked.splitlines() if it.startswith("  reads"))
+    for text in (done.stderr, comment, reads):
+        for name in TWO_INPUTS[kind][3]:
+            assert repr(name) in text
+        assert "idx" not in text
+
+
+@pytest.mark.parametrize("kind", ["dolly", "qnli", "sql"])
+@pytest.mark.parametrize("answer", ["", "other"])
+def test_which_of_several_inputs_is_meant_is_asked(kind: str, answer: str, here: Path) -> None:
+    _, _, key, (other,) = TWO_INPUTS[kind]
+    proposed = "sentence" if kind == "qnli" else next(iter(TWO_INPUTS[kind][1]))
+    done = typed("gone", other if answer else "", arguments=two_inputs(kind))
+    assert done.returncode == 0, done.stderr
+    dataset = yaml.safe_load(Path("study.yaml").read_text())["workload"]["dataset"]
+    assert dataset[key] == (other if answer else proposed)
+    assert f"[{proposed}]" in done.stdout and "'gone'" in done.stdout
+    assert repr(proposed if answer else other) in done.stderr
+
+
+def test_nothing_is_said_or_asked_where_all_texts_are_read(here: Path) -> None:
+    rows = (
+        {"text": command_of(i), "label": "ab"[i % 2], "n": i, "day": "2024-01-02"}
+        for i in range(ROWS)
+    )
+    write_rows(here / "odd.jsonl", rows)
+    answers = options("classification")
+    answers[answers.index("--data") + 1] = "odd.jsonl"
+    done = typed(arguments=answers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "not read" not in Path("study.yaml").read_text()
+    assert "  reads" not in within("check", "study.yaml").stdout
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "json"])
+def test_columns_that_are_not_read_are_named_of_every_kind_of_file(kind: str, here: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"prompt": "a b", "context": "c d", "response": "e", "n": 1}] * ROWS
+    path = here / f"odd.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("\n".join(["prompt,context,response,n", *["a b,c d,e,1"] * ROWS]) + "\n")
+    answers = options("sft")
+    answers[answers.index("--data") + 1] = path.name
+    made(*answers)
+    assert "not read: 'context'\n" in Path("study.yaml").read_text()
+
+
 def test_an_empty_answer_about_a_column_asks_for_other_data(here: Path) -> None:
     write_rows(here / "useless.jsonl", [{"a": "b", "c": "d"}] * 2)
     done = typed("useless.jsonl", "", "text.txt", arguments=[*options("causal_lm")[:2], *COMMON])
@@ -517,6 +648,22 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
     ("classification", "--data", "mixed.jsonl", ["'intent'", "line 1 has '1'", "line 2 has 1"]),
     ("classification", "--data", "pictures", ["'label'", "'cat'"]),
     ("sft", "--data", "one.jsonl", ["eval_fraction", "1"]),
+    ("reward", "--data", "null.jsonl", ["'chosen'", "line 1", "answer"]),
+    ("dpo", "--data", "null.jsonl", ["'chosen'", "line 1", "answer"]),
+    ("dpo", "--data", "late.jsonl", ["'rejected'", "line 9", "answer"]),
+    ("dpo", "--data", "evaluated", ["'chosen'", "test.jsonl, line 3", "answer"]),
+    ("rlhf", "--data", "null.jsonl", ["'prompt'", "line 2", "prompt"]),
+    ("sft", "--data", "unanswered.jsonl", ["training", "'response'", "none of 9"]),
+    ("sft", "--data", "late-answer.jsonl", ["evaluation", "'response'", "none of 1"]),
+    ("seq2seq", "--data", "sqls.jsonl", ["training", "'question', 'sql'", "none of 9"]),
+    ("classification", "--data", "splits", ["test.jsonl, line 2", "'pause'", "play, stop"]),
+    ("classification", "--data", "spelt", ["test.jsonl, line 1", "'play '", "'play'"]),
+    ("classification", "--data", "blank.jsonl", ["'text'", "line 2", "empty"]),
+    ("classification", "--data", "birds", ["'bird'", "cat, dog"]),
+    ("causal_lm", "--data", "short.txt", ["16 tokens", "at most 12"]),
+    ("causal_lm", "--data", "short.jsonl", ["16 tokens", "at most 15"]),
+    ("causal_lm", "--data", "blanks.jsonl", ["training", "'text'", "none of 2"]),
+    ("causal_lm", "--data", "letter.txt", ["eval_fraction", "1 characters"]),
     ("sft", "--gpus", "first", ["--gpus", "'first'"]),
     ("sft", "--gpus", "0,0", ["--gpus", "differ"]),
     ("sft", "--country", "Germania", ["--country", "'Germania'", "DEU"]),
@@ -570,6 +717,27 @@ def wrong_files(here: Path) -> Path:
     for name, labels in intents.items():
         write_rows(here / f"{name}.jsonl", [{"text": "a", "intent": label} for label in labels])
     write_rows(here / "one.jsonl", [{"prompt": "a", "response": "b"}])
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    write_rows(here / "null.jsonl", [{**pair, "chosen": None}, {**pair, "prompt": ""}] * 5)
+    write_rows(here / "late.jsonl", [*[pair] * 8, {**pair, "rejected": " "}])
+    (here / "evaluated").mkdir()
+    write_rows(here / "evaluated/train.jsonl", [pair] * 9)
+    write_rows(here / "evaluated/test.jsonl", [pair, pair, {**pair, "chosen": None}])
+    chat = {"prompt": "a", "response": "b"}
+    write_rows(here / "unanswered.jsonl", [{**chat, "response": ""}] * 10)
+    write_rows(here / "late-answer.jsonl", [*[chat] * 9, {**chat, "response": " "}])
+    write_rows(here / "sqls.jsonl", [{"question": None, "sql": "b"}] * 10)
+    for name, labels in {"splits": ["play", "pause"], "spelt": ["play ", "stop"]}.items():
+        (here / name).mkdir()
+        for file, words in {"train": ["play", "stop"] * 9, "test": labels}.items():
+            rows = [{"text": "a", "intent": word} for word in words]
+            write_rows(here / name / f"{file}.jsonl", rows)
+    write_rows(here / "blank.jsonl", [{"text": text, "intent": text} for text in ("a", " ")])
+    pictures(*(f"birds/train/{kind}" for kind in ("cat", "dog")), "birds/val/bird")
+    (here / "short.txt").write_text("hello world")
+    write_rows(here / "short.jsonl", [{"text": "ab"}] * 4)
+    write_rows(here / "blanks.jsonl", [{"text": ""}] * 2)
+    (here / "letter.txt").write_text("a")
     (here / "pictures/cat").mkdir(parents=True)
     (here / "pictures/cat/a.png").write_bytes(b"")
     (here / "pictures/cat/b.png").write_bytes(b"")

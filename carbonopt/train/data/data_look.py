@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,20 +18,22 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_file, is_folder, is_there, user_path
 from carbonopt.core.refusals import hint
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.labels import check_alike, check_classes, check_spellings, label_text
+from carbonopt.train.data.labels import check_classes, check_spellings, label_text
 from carbonopt.train.data.opened_files import data_suffix, readable
+from carbonopt.train.data.row_checks import FirstRows, most_tokens
 from carbonopt.train.data.rows import (
     READERS,
     Row,
     column_names,
     file_rows,
-    split_rows,
+    unread_columns,
 )
 from carbonopt.train.data.text import NO_TEXT
 
 MOST_ROWS = 10_000  # rows of a data set that are looked at
 _MOST_BYTES = 2**22  # of a text file
 _MOST_PICTURES = 100_000
+_FIRST_FILES = 20  # of a folder, by which it is told whether it holds pictures of a class
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 _TRAIN = ("train", "training")
 # The words by which files and folders name a split, by the split's name in the datasets library.
@@ -69,6 +71,7 @@ _PAIRS = (
 _MESSAGES = Role("messages_column", "messages", ("messages", "conversation", "chat"))
 _IMAGE = Role("image_column", "image", ("image", "img", "picture", "pixels"))
 _LABEL = Role("label_column", "label", ("label", "labels", "class", "category", "intent", "target"))
+_OUTPUTS = (_RESPONSE, *_PAIRS[1:], _LABEL)
 _TEXTS = ("text", "content", "document", "sentence", "body", "review")
 _CHATS = ("reward", "dpo", "rlhf")  # tasks whose columns of texts may hold lists of messages
 _OF_TASK: dict[str, tuple[Role, ...]] = {
@@ -123,11 +126,14 @@ class DataLook:
     rows: int | None = None  # rows that were read; None: it has none, or is not read
     is_whole: bool = True  # False: there are more
     characters: int | None = None  # of all texts that were read
+    # the most tokens that all texts for training can be; None: not known, or not of causal_lm
+    most_tokens: int | None = None
     long_row: int | None = None  # characters of a row; nine of ten rows are no longer
     classes: dict[str, int] = field(default_factory=dict)  # rows by class
     has_messages: bool = (
         False  # True if its texts are lists of messages, which need a chat template
     )
+    unread: tuple[str, ...] = ()  # columns with text that the task doesn't read
 
 
 def find_data(answer: str, builtins: Sequence[str]) -> DataSource:
@@ -166,6 +172,39 @@ def data_files_in(folder: Path) -> list[Path]:
     files = [path for path in sorted(folder.iterdir()) if data_suffix(path) in (*READERS, _TEXT)]
     kept = [path for path in files if is_file(path) and _split_of(path.name) in ("train", None)]
     return sorted(kept, key=lambda path: _split_of(path.name) is None)
+
+
+def picture_folder_in(folder: Path) -> Path | None:
+    """Return a folder with a folder of pictures for each class, and no other folders in it.
+
+    It is the given folder or the first of those in it; None: there is none, or it can't be read.
+    """
+    return next(filter(_has_classes, (folder, *_folders_in(folder))), None)
+
+
+def _has_classes(folder: Path) -> bool:
+    """Return whether a folder has a folder for each of two classes, or for each split."""
+    folders = _folders_in(folder)
+    train = next((path for path in folders if _split_of(path.name) == "train"), None)
+    of_classes = folders if train is None else _folders_in(train)
+    return len(of_classes) > 1 and all(map(_is_class, of_classes))
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder that are not hidden; none if it can't be read."""
+    if not is_folder(folder) or not os.access(folder, os.R_OK | os.X_OK):
+        return []
+    paths = (path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_")))
+    return [path for path in paths if is_folder(path)]
+
+
+def _is_class(folder: Path) -> bool:
+    """Return whether the first files of a folder are pictures; it has no folders then."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return False
+    first = list(itertools.islice(folder.iterdir(), _FIRST_FILES))
+    shown = [path for path in first if not path.name.startswith(".")]
+    return bool(shown) and all(path.suffix.lower() in _PICTURES for path in shown)
 
 
 def likely_task(source: DataSource) -> str | None:
@@ -218,7 +257,8 @@ def _folder(folder: Path) -> DataSource:
     if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return DataSource({"name_or_path": str(folder)}, columns=_saved_columns(folder))
     files = [path for path in shown if path.is_file()]
-    for suffix in (*READERS, _TEXT):
+    # A text beside folders of pictures describes them.
+    for suffix in READERS if _has_classes(folder) else (*READERS, _TEXT):
         alike = [path for path in files if data_suffix(path) == suffix]
         train = [path for path in alike if _split_of(path.name) == "train"]
         evaluation = next((named for split in _EVALUATION if (named := _named(alike, split))), [])
@@ -255,20 +295,39 @@ def _pictures(folder: Path, folders: Sequence[Path]) -> DataSource:
     splits = {path.name: path for path in folders if _split_of(path.name)}
     train = [path for name, path in splits.items() if _split_of(name) == "train"]
     of_classes = [path for path in train[0].iterdir() if path.is_dir()] if train else folders
-    classes = []
-    for path in sorted(of_classes):
-        pictures = (file for file in path.rglob("*") if file.suffix.lower() in _PICTURES)
-        classes += [path.name for _ in itertools.islice(pictures, _MOST_PICTURES)]
+    classes = _classes_of(of_classes)
     if not classes:
         raise BadInput(
             f"--data {folder} must hold {', '.join((*READERS, _TEXT))} files, or folders with the"
             " pictures of each class, but holds neither; give a file."
         )
     held_out = [split for split in _EVALUATION if any(_split_of(name) == split for name in splits)]
+    evaluated = (path for name, path in splits.items() if _split_of(name) in held_out[:1])
+    for path in evaluated if train else ():
+        _check_classes_known(path, set(classes))
     keys = {"name_or_path": str(folder), "image_column": "image"}
     if held_out[:1] != ["validation"]:
         keys["eval_split"] = held_out[0] if held_out else "train"
     return DataSource(keys, classes=tuple(classes), columns=("image", "label"))
+
+
+def _classes_of(folders: Sequence[Path]) -> list[str]:
+    """Return the class of each picture in folders of classes."""
+    classes = []
+    for path in sorted(folders):
+        pictures = (file for file in path.rglob("*") if file.suffix.lower() in _PICTURES)
+        classes += [path.name for _ in itertools.islice(pictures, _MOST_PICTURES)]
+    return classes
+
+
+def _check_classes_known(split: Path, classes: Collection[str]) -> None:
+    """Refuse a split's folder for evaluation with a class that the training data lacks."""
+    for name in _classes_of([path for path in split.iterdir() if path.is_dir()]):
+        if name not in classes:
+            raise BadInput(
+                f"--data: {split} must have the training data's classes alone, but has {name!r};"
+                f" they are {', '.join(sorted(classes))}."
+            )
 
 
 def choose_columns(
@@ -337,6 +396,38 @@ def _column(role: Role, columns: Sequence[str], given: Mapping[str, str]) -> str
     raise ColumnUnknown(role, columns)
 
 
+def possible_inputs(
+    task: str, source: DataSource, columns: Mapping[str, str | None], given: Collection[str]
+) -> tuple[str, list[str]] | None:
+    """Return the key of the task's input, and the columns that it could be, the chosen one first.
+
+    These are the columns with its usual names, and those that have several words in a row and no
+    usual name of something else, such as a response.
+
+    Args:
+        columns: the columns that are chosen, by their keys.
+        given: the keys whose columns the user has named.
+
+    Returns:
+        None: it is one column alone, the user has named it, or the data's rows are not at hand.
+
+    Raises:
+        BadInput: if the rows can't be read.
+    """
+    role, *others = _roles(task, source.columns or (), _given(columns))
+    chosen = columns.get(role.key)
+    if role.kind != "text" or role.key in given or chosen is None or source.is_plain_text:
+        return None
+    unread = unread_columns(source.train, _given(columns).values())
+    elsewhere = {name for other in (*others, *_OUTPUTS) for name in other.names}
+    possible = [
+        name
+        for name, has_words in unread.items()
+        if name.lower() in role.names or (has_words and name.lower() not in elsewhere)
+    ]
+    return (role.key, [chosen, *possible]) if possible else None
+
+
 def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> DataLook:
     """Read the first rows of a data set.
 
@@ -354,62 +445,58 @@ def look_at(task: str, source: DataSource, columns: dict[str, str | None]) -> Da
         texts = [_text_of(path) for path in source.train]
         for path in source.evaluation:
             _text_of(path)
-        return DataLook(columns, characters=sum(map(len, texts)))
+        fraction = None if source.evaluation else _EVAL_FRACTION
+        return DataLook(
+            columns,
+            characters=sum(map(len, texts)),
+            most_tokens=most_tokens(texts, fraction),
+        )
     if not source.train:
-        return DataLook(columns)
+        unread = set(source.columns or ()) - set(columns.values())
+        return DataLook(columns, unread=tuple(sorted(unread)))
     names = [name for name in columns.values() if name is not None]
-    for path in source.evaluation:
-        next(file_rows(path, names), None)
-    every = itertools.chain.from_iterable(file_rows(path, names) for path in source.train)
-    rows = list(itertools.islice(every, MOST_ROWS))
-    if not rows:
-        raise BadInput(f"the data file {source.train[0]} must have rows in it, but is empty.")
+    rows = _first_rows(source.train, names)
+    evaluation = _first_rows(source.evaluation, names) if source.evaluation else None
     roles = [
         role
         for role in _roles(task, source.columns or (), _given(columns))
         if columns.get(role.key)
     ]
-    labels = [
-        label_text(row, str(columns[role.key]))
-        for role in roles
-        if role.kind == "label"
-        for row in rows
-    ]
     may_be_chats = task in _CHATS
     lengths = sorted(_characters(row, roles, columns, may_be_chats) for row in rows)
-    if len(rows) < MOST_ROWS:
-        _check_whole(task, source, rows, labels, columns)
+    for row in evaluation or ():
+        _characters(row, roles, columns, may_be_chats)
+    is_whole = len(rows) < MOST_ROWS
+    FirstRows(rows, evaluation, _EVAL_FRACTION, is_whole).check(task, columns)
+    labels = [label_text(row, str(columns[_LABEL.key])) for row in rows if _LABEL.key in columns]
+    most: int | None = None
+    if task == "causal_lm" and is_whole:
+        fraction = _EVAL_FRACTION if evaluation is None else None
+        most = most_tokens([row.text(names[0]) for row in rows], fraction)
     return DataLook(
         columns,
         rows=len(rows),
-        is_whole=len(rows) < MOST_ROWS,
+        is_whole=is_whole,
         characters=sum(lengths),
+        most_tokens=most,
         long_row=lengths[len(lengths) * 9 // 10],
         classes=dict(Counter(labels)),
         has_messages=any(isinstance(value, list) for value in rows[0].values.values()),
+        unread=tuple(unread_columns(source.train, names)),
     )
 
 
-def _check_whole(
-    task: str,
-    source: DataSource,
-    rows: list[Row],
-    labels: Sequence[str],
-    columns: Mapping[str, str | None],
-) -> None:
-    """Check that all rows of the training data are enough, as the preparation does.
+def _first_rows(paths: Sequence[Path], columns: Sequence[str]) -> list[Row]:
+    """Return the first rows of some files.
 
     Raises:
-        BadInput: if they are not.
+        BadInput: if there are none, or they can't be read.
     """
-    fraction = None if source.evaluation else _EVAL_FRACTION
-    if task == "classification":
-        column = str(columns[_LABEL.key])
-        check_alike(rows, column)
-        check_spellings(labels, rows, column)
-        check_classes(Counter(labels), column, fraction)
-    elif fraction is not None:
-        split_rows(rows, fraction)
+    every = itertools.chain.from_iterable(file_rows(path, columns) for path in paths)
+    rows = list(itertools.islice(every, MOST_ROWS))
+    if not rows:
+        raise BadInput(f"the data file {paths[0]} must have rows in it, but is empty.")
+    return rows
 
 
 def _given(columns: Mapping[str, str | None]) -> dict[str, str]:

@@ -10,9 +10,8 @@ from carbonopt.core.format import count_text
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.workload_settings import ModelWorkload
 from carbonopt.train.data.examples import Examples, Rows
-from carbonopt.train.data.labels import Contents, Labelled, Labels
+from carbonopt.train.data.labels import Contents, Labelled, Labels, filled_text
 from carbonopt.train.data.packing import Indices, Tokens
-from carbonopt.train.data.rows import Row
 from carbonopt.train.data.tokens import make_encoder, save_tokenizer, token_rows, with_padding
 from carbonopt.train.failures import as_bad_input
 from carbonopt.train.models import model as models
@@ -118,17 +117,10 @@ def texts_of(labelled: Labelled, column: str) -> tuple[list[str], list[str]]:
         BadInput: if a text is empty.
     """
     train, evaluation = (
-        [_text(row, column) for row in part.rows] for part in (labelled.train, labelled.evaluation)
+        [filled_text(row, column) for row in part.rows]
+        for part in (labelled.train, labelled.evaluation)
     )
     return train, evaluation
-
-
-def _text(row: Row, column: str) -> str:
-    if not (text := row.text(column)).strip():
-        raise BadInput(
-            f"column {column!r} must hold a text in every row, but that of {row.where} is empty."
-        )
-    return text
 
 
 def _check_ends(arrays: dict[str, dict[str, np.ndarray]], config: "PreTrainedConfig") -> None:

@@ -266,6 +266,34 @@ def check_classes(rows: Mapping[str, int], column: str, fraction: float | None) 
         )
 
 
+def check_known(
+    words: Sequence[str], rows: Sequence[Row], classes: Sequence[str], column: str
+) -> None:
+    """Refuse an evaluation row whose class the training data lacks.
+
+    Args:
+        words: the classes of the evaluation rows, in their order.
+        classes: the training data's classes, in order.
+    """
+    known = set(classes)
+    for row, word in zip(rows, words, strict=True):
+        if word not in known:
+            lacks = f"{row.where} has {word!r}, which the training data lacks"
+            raise BadInput(
+                f"column {column!r} must hold one of the training data's labels, but {lacks}:"
+                f" {_listed(classes)}."
+            )
+
+
+def filled_text(row: Row, column: str) -> str:
+    """Return a row's text; raises BadInput if it is empty."""
+    if not (text := row.text(column)).strip():
+        raise BadInput(
+            f"column {column!r} must hold a text in every row, but that of {row.where} is empty."
+        )
+    return text
+
+
 def check_alike(rows: Sequence[Row], column: str) -> None:
     """Refuse whole numbers, words and truth values beside each other.
 
@@ -395,14 +423,5 @@ def _evaluation(
 ) -> LabelledRows:
     if not rows:
         raise BadInput("the evaluation data must have rows in it, but is empty.")
-    labels = np.empty(len(rows), np.int64)
-    for index, (row, word) in enumerate(zip(rows, words, strict=True)):
-        if word not in places:
-            known = _listed(list(places))
-            lacks = f"{row.where} has {word!r}, which the training data lacks"
-            raise BadInput(
-                f"column {column!r} must hold one of the training data's labels, but {lacks}:"
-                f" {known}."
-            )
-        labels[index] = places[word]
-    return LabelledRows(rows, labels)
+    check_known(words, rows, list(places), column)
+    return LabelledRows(rows, np.array([places[word] for word in words], np.int64))

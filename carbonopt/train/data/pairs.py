@@ -98,27 +98,41 @@ def read_pairs(dataset: PairDataset) -> SplitPairs:
     """
     if dataset.builtin is None:
         return SplitPairs(
-            *([_pair(row, dataset) for row in rows] for rows in read_rows(dataset, dataset.columns))
+            *(
+                [
+                    pair_of(
+                        row, dataset.prompt_column, dataset.chosen_column, dataset.rejected_column
+                    )
+                    for row in rows
+                ]
+                for rows in read_rows(dataset, dataset.columns)
+            )
         )
     pairs = list(builtin_pairs())
     cut = len(pairs) - max(1, round(len(pairs) * dataset.eval_fraction))
     return SplitPairs(pairs[:cut], pairs[cut:])
 
 
-def _pair(row: Row, dataset: PairDataset) -> Pair:
-    answers = {
-        column: row.values[column] for column in (dataset.chosen_column, dataset.rejected_column)
-    }
-    prompt = None if dataset.prompt_column is None else row.values[dataset.prompt_column]
+def pair_of(row: Row, prompt_column: str | None, chosen_column: str, rejected_column: str) -> Pair:
+    """Return a row's pair.
+
+    Args:
+        prompt_column: None: the answers are whole texts.
+
+    Raises:
+        BadInput: if an answer is empty, or a value is neither text nor a list of messages.
+    """
+    answers = {column: row.values[column] for column in (chosen_column, rejected_column)}
+    prompt = None if prompt_column is None else row.values[prompt_column]
     kinds = {type(value) for value in answers.values()}
     if str in kinds or list not in kinds:
         for column in answers:
             if not row.text(column).strip():
                 raise BadInput(f"column {column!r} must hold an answer, but {row.where} has none.")
-        text = "" if dataset.prompt_column is None else row.text(dataset.prompt_column)
+        text = "" if prompt_column is None else row.text(prompt_column)
         chosen_text, rejected_text = map(row.text, answers)
         return Pair(text, chosen_text, rejected_text, row.where)
-    given = {} if prompt is None else {str(dataset.prompt_column): prompt}
+    given = {} if prompt is None else {str(prompt_column): prompt}
     messages = {
         column: chat_messages(value, column, row.where)
         for column, value in {**given, **answers}.items()
@@ -127,7 +141,22 @@ def _pair(row: Row, dataset: PairDataset) -> Pair:
         if not messages[column] or not messages[column][-1]["content"].strip():
             raise BadInput(f"column {column!r} must hold an answer, but {row.where} has none.")
     chosen, rejected = (messages[column] for column in answers)
-    return Pair(messages[str(dataset.prompt_column)] if given else [], chosen, rejected, row.where)
+    return Pair(messages[str(prompt_column)] if given else [], chosen, rejected, row.where)
+
+
+def prompt_of(row: Row, column: str) -> str | Messages:
+    """Return a row's prompt.
+
+    Raises:
+        BadInput: if it is empty, or neither text nor a list of messages.
+    """
+    value = row.values[column]
+    prompt = (
+        chat_messages(value, column, row.where) if isinstance(value, list) else row.text(column)
+    )
+    if not prompt:
+        raise BadInput(f"column {column!r} must hold a prompt, but {row.where} has none.")
+    return prompt
 
 
 def chat_messages(value: Any, column: str, where: str) -> Messages:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from carbonopt.core.errors import BadInput
-from carbonopt.train.data.pairs import Messages, builtin_pairs, chat_messages, spelt
+from carbonopt.train.data.pairs import Messages, builtin_pairs, prompt_of, spelt
 from carbonopt.train.data.rows import Row, read_rows, split_rows
 from carbonopt.train.data.tokens import END_OF_TEXT
 
@@ -100,19 +100,10 @@ def read_prompts(dataset: "PromptDataset") -> tuple[RawPrompts, RawPrompts]:
         split = read_rows(dataset, (column,))
     parts = zip(("training", "evaluation"), split, strict=True)
     train, evaluation = (
-        RawPrompts(name, [_prompt(row, column) for row in rows]) for name, rows in parts
+        RawPrompts(name, [(prompt_of(row, column), row.where) for row in rows])
+        for name, rows in parts
     )
     return train, evaluation
-
-
-def _prompt(row: Row, column: str) -> tuple[str | Messages, str]:
-    value = row.values[column]
-    prompt = (
-        chat_messages(value, column, row.where) if isinstance(value, list) else row.text(column)
-    )
-    if not prompt:
-        raise BadInput(f"column {column!r} must hold a prompt, but {row.where} has none.")
-    return prompt, row.where
 
 
 def complete(tokenizer: PreTrainedTokenizerBase, can_grow: bool) -> None:

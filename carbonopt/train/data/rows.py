@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import itertools
 import json
 import lzma
 import re
@@ -10,7 +11,7 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -25,6 +26,9 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 # The most digits of a whole number in JSON: Python's own limit, above which int() takes quadratic
 # time.
 _MOST_DIGITS = 4300
+_MOST_FOR_TEXT = 1000  # rows from which it is told which columns hold text
+_LETTER = re.compile(r"[^\W\d_]")
+_WORDS = re.compile(r"[^\W\d_]\W*\s+\W*[^\W\d_]")
 
 
 class Row(NamedTuple):
@@ -194,6 +198,64 @@ def _parquet_names(path: Path) -> tuple[str, ...]:
         return tuple(pyarrow.parquet.read_schema(path).names)
 
 
+def unread_columns(paths: Sequence[Path], read: Collection[str]) -> dict[str, bool]:
+    """Return the columns that hold text in the first file's first rows but are not read.
+
+    Columns of JSON may be missing in some rows. Lists and objects count if a text is in them; a
+    text without a letter, such as a number or a date, doesn't count.
+
+    Args:
+        paths: data files; none, or one without columns, has no such columns.
+        read: the columns that are read.
+
+    Returns:
+        By column, whether a row has several words there, as a name or an id hasn't.
+
+    Raises:
+        BadInput: if the rows can't be read.
+    """
+    has_words: dict[str, bool] = {}
+    if not paths or data_suffix(paths[0]) not in READERS:
+        return has_words
+    for values in _first_values(paths[0]):
+        for name, value in values.items():
+            texts = [text for text in _texts_in(value) if _LETTER.search(text)]
+            if texts and name not in read:
+                has_words[name] = has_words.get(name, False) or any(map(_WORDS.search, texts))
+    return has_words
+
+
+def _first_values(path: Path) -> list[dict[str, Any]]:
+    """Return the values of a file's first rows by column, without columns that share a name."""
+    suffix = data_suffix(path)
+    with readable(path):
+        if suffix in (".jsonl", ".ndjson", ".json"):
+            items = _json_values(path) if suffix == ".json" else _jsonl_values(path)
+            return [
+                row for row, _ in itertools.islice(items, _MOST_FOR_TEXT) if isinstance(row, dict)
+            ]
+        named = _parquet_texts(path) if suffix == ".parquet" else column_names(path)
+        names = [name for name, times in Counter(named).items() if times == 1]
+        rows = itertools.islice(READERS[suffix](path, names), _MOST_FOR_TEXT)
+        return [row.values for row in rows]
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        yield from _texts_in(part)
+
+
+def _parquet_texts(path: Path) -> list[str]:
+    """Return the names of the columns that may hold text, of which all values can be read."""
+    import pyarrow.parquet
+
+    schema = pyarrow.parquet.read_schema(path)
+    return [field.name for field in schema if "string" in str(field.type)]
+
+
 def file_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     """Read the rows of a file whose `data_suffix` is one of READERS.
 
@@ -205,6 +267,15 @@ def file_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    return (_of_json(row, columns, where) for row, where in _jsonl_values(path))
+
+
+def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    return (_of_json(row, columns, where) for row, where in _json_values(path))
+
+
+def _jsonl_values(path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield the value of each line that is not empty, and where it stands."""
     with open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -214,10 +285,11 @@ def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                 f"{where}, must be one JSON object, but isn't: {{}}.", ValueError, RecursionError
             ):
                 row = _parsed(line)
-            yield _of_json(row, columns, where)
+            yield row, where
 
 
-def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _json_values(path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield each item of a JSON list, and where it stands."""
     must = f"the data file {path} must be a JSON list of objects, but"
     text = file_bytes(path).decode("utf-8-sig")
     with refused(f"{must} isn't JSON: {{}}.", ValueError, RecursionError):
@@ -226,7 +298,7 @@ def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         kind = "an object" if isinstance(rows, dict) else f"a {type(rows).__name__}"
         raise BadInput(f"{must} is {kind}; put its rows into one list, one object each.")
     for number, row in enumerate(rows, start=1):
-        yield _of_json(row, columns, f"{path}, item {number}")
+        yield row, f"{path}, item {number}"
 
 
 def _parsed(text: str) -> Any:

@@ -69,16 +69,21 @@ def read_text(dataset: TextDataset) -> Text:
     if dataset.builtin is not None:
         # These are the reference topics that every Python carries for its help(), in the order of
         # their names.
-        return _split([topics[name] for name in sorted(topics)], dataset.eval_fraction)
+        return split_documents([topics[name] for name in sorted(topics)], dataset.eval_fraction)
     if dataset.name_or_path is not None:
         return _hub(dataset)
     train = _files(dataset.train_files or (), dataset)
     if dataset.eval_files is None:
-        return _split(train, dataset.eval_fraction)
+        return split_documents(train, dataset.eval_fraction)
     return Text(train, _files(dataset.eval_files, dataset))
 
 
-def _split(documents: list[str], eval_fraction: float) -> Text:
+def split_documents(documents: list[str], eval_fraction: float) -> Text:
+    """Set the last documents aside for evaluation, or the end of a single one.
+
+    Raises:
+        BadInput: if there is too little text.
+    """
     if len(documents) == 1:
         (document,) = documents
         whole, unit, cut = len(document), "characters", int(len(document) * (1 - eval_fraction))
@@ -136,5 +141,5 @@ def _hub(dataset: TextDataset) -> Text:
     of = f"column {column!r} of the data set {dataset.name_or_path!r}, split"
     train = _texts(rows.train, column, f"{of} {dataset.train_split},")
     if rows.evaluation is None:
-        return _split(train, dataset.eval_fraction)
+        return split_documents(train, dataset.eval_fraction)
     return Text(train, _texts(rows.evaluation, column, f"{of} {dataset.eval_split},"))
