@@ -1,7 +1,7 @@
 """The times at which trials may begin: a study's schedule, applied to what is left of it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from carbonopt.analysis.remaining import mean_duration, remaining_time
@@ -13,7 +13,7 @@ from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_duration
 from carbonopt.spec.launch_settings import SlurmLaunch
 from carbonopt.spec.schedule_settings import MOST_DAYS, Schedule
-from carbonopt.spec.study_data import PlannedStart, StudyData, wall_clock_s
+from carbonopt.spec.study_data import CarbonTrace, PlannedStart, StudyData, wall_clock_s
 from carbonopt.study.study_checks import CheckedStudy
 
 
@@ -110,7 +110,7 @@ class StartSchedule:
     warn: Callable[[str], None]
     # of the last plan: the saving that was smaller than `at_least_saving`; None: there was none
     forgone_saving: float | None = None
-    _said: str = ""
+    _said: set[str] = field(default_factory=set)
 
     def plan(
         self,
@@ -138,10 +138,17 @@ class StartSchedule:
             return None
         try:
             windows = daily_windows(schedule, now, finish_by)
-            expected = self._expected(now, finish_by)
         except BadInput as error:
             self._say(f"it goes on at once: {error}")
             return None
+        try:
+            expected = self._expected(now, finish_by)
+        except BadInput as error:
+            if not schedule.hours:
+                self._say(f"it goes on at once: {error}")
+                return None
+            expected = None  # the windows need no file
+            self._say(f"it keeps schedule.hours, but does not wait for cleaner hours: {error}")
         start = self._choose(records, remaining, now, finish_by, windows, expected, waits=waits)
         self.forgone_saving = start.forgone_saving
         if start.at <= now:
@@ -210,8 +217,8 @@ class StartSchedule:
         return expected_intensity(self.checked.forecast_or_error, now, finish_by)
 
     def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+        if text not in self._said:
+            self._said.add(text)
             self.warn(text)
 
 
@@ -267,7 +274,7 @@ def schedule_text(checked: CheckedStudy, now: datetime, begun: StudyData | None 
         at = _minute(datetime.fromisoformat(plan.at))
         by = f" (by {plan.rule})" if plan.rule else ""
         parts.append(f"called now, it would wait until {at}{plan.effect}{by}")
-    elif remaining is None and checked.forecast_or_error is not None:
+    elif remaining is None and isinstance(checked.forecast_or_error, CarbonTrace):
         parts.append(
             f"begins at once: how long {count_text(1, 'trial')} takes is known only then (or give"
             " budget.hours)"

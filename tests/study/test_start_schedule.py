@@ -197,6 +197,26 @@ def test_a_forecast_that_is_gone_lets_a_study_go_on(tiny_study: dict) -> None:
         check_schedule(gone, NOW)
 
 
+@pytest.mark.parametrize("hours", [4.0, 2.0])
+def test_windows_are_kept_without_the_forecast(hours: float, tiny_study: dict) -> None:
+    """4 hours of work don't fit into the 3 hours of the window, which is said too."""
+    windows = {"hours": ["20:00-23:00"], "time_zone": "UTC", "finish_by": "+12h"}
+    old = trace()  # ended 60 days before the call, and has no hours of a year ago
+    cases = [(BadInput("can't read grid.csv"), NOW), (old, NOW + timedelta(days=60))]
+    for forecast, now in cases:
+        of = checked(tiny_study, trace(), **windows)
+        of = CheckedStudy(**{**vars(of), "forecast_or_error": forecast})
+        said: list[str] = []
+        schedule = StartSchedule(of, now, said.append)
+        for minutes in (0, 1):
+            at = now + timedelta(minutes=minutes)
+            plan = schedule.plan((), hours * HOUR, at, waits=False)
+            assert plan is not None and plan.expected_saving is None
+            assert datetime.fromisoformat(plan.at) == now + 2 * HOUR
+        assert len(said) == (1 if hours == 2.0 else 2), "each is said once"
+        assert schedule.plan((), hours * HOUR, now + 3 * HOUR, waits=False) is None
+
+
 @pytest.mark.parametrize(
     ("schedule", "earliest"),
     [
