@@ -16,6 +16,8 @@ from carbonopt.spec.schedule_settings import MOST_DAYS, Schedule
 from carbonopt.spec.study_data import CarbonTrace, PlannedStart, StudyData, wall_clock_s
 from carbonopt.study.study_checks import CheckedStudy
 
+_MINUTE = timedelta(minutes=1)
+
 
 def now_in_utc() -> datetime:
     return datetime.now(UTC)
@@ -50,7 +52,7 @@ def check_schedule(checked: CheckedStudy, now: datetime) -> None:
         )
     if finish_by <= now or _allowed(schedule, now, finish_by) < needed:
         after = f", and budget.hours allows {human_duration(needed.total_seconds())}" * bool(needed)
-        earliest = _earliest_end(schedule, now, needed)
+        earliest = _earliest_deadline(schedule, now, needed)
         if earliest is None:
             raise BadInput(
                 f"schedule.hours must allow budget.hours,"
@@ -75,6 +77,18 @@ def _allowed(schedule: Schedule, begin: datetime, end: datetime) -> timedelta:
 def _total(windows: Iterable[tuple[datetime, datetime]], begin: datetime) -> timedelta:
     """Return the duration of all windows from a time on."""
     return sum((until - max(since, begin) for since, until in windows), timedelta(0))
+
+
+def _earliest_deadline(schedule: Schedule, now: datetime, needed: timedelta) -> datetime | None:
+    """Return the earliest deadline, in whole minutes, that a call within a minute can still keep.
+
+    None: there is none within MOST_DAYS.
+    """
+    end = _earliest_end(schedule, now + _MINUTE, needed)
+    if end is None:
+        return None
+    whole = end.replace(second=0, microsecond=0)
+    return whole if whole == end else whole + _MINUTE
 
 
 def _earliest_end(schedule: Schedule, now: datetime, needed: timedelta) -> datetime | None:
