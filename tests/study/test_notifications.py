@@ -154,7 +154,7 @@ def test_addresses_are_checked_and_never_shown(
         addresses(Notify())
     assert SECRET not in str(error.value)
     file = tmp_path / "to.txt"
-    file.write_text("# ours\njson://ok.example\n\nmailto://u:p@example.org\n")
+    file.write_text("# ours\njson://ok.example\n \n  # theirs\n\t#\n  mailto://u:p@example.org\n")
     file.chmod(0o640)
     with pytest.raises(BadInput, match="mode is 640; type: chmod 600"):
         addresses(Notify(config=str(file)))
