@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -52,6 +53,12 @@ def may_hold_password(text: str) -> bool:
     """Return whether a text may have an address in it, and a password in the address."""
     read = as_servers_read(text)
     return "@" in read or "://" in read
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an address such as https://host or mailto:user@host, and no path."""
+    read = as_servers_read(text)
+    return "://" in read or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:.*@", read.strip()) is not None
 
 
 def shown(value: Any) -> str:

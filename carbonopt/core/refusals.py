@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from carbonopt.core.errors import shortened
+from carbonopt.core.errors import shown
 
 _NAMED = 40  # the most names that an error lists
 _UNSHOWN = ("track", "notify")  # parts of a study file whose addresses may hold a password
@@ -103,7 +103,7 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys | None) -> str:
             )
         case "tuple_type":
             cpu = " such as [0], where [] stands for the CPU" if loc[-1:] == ["gpus"] else ""
-            return f"{where}: must be a list{cpu}, but got {shortened(first['input'])}."
+            return f"{where}: must be a list{cpu}, but got {shown(first['input'])}."
         case "too_short":
             counts = first["ctx"]
             return (
@@ -113,12 +113,12 @@ def _sentence(first: Any, loc: list[Any], known: _KnownKeys | None) -> str:
         case "model_type":
             keys = known(loc) if known is not None else ()
             such = f", {', '.join(keys[:_NAMED])}" if keys else ""
-            return f"{where}: must have keys of its own{such}, but got {shortened(first['input'])}."
+            return f"{where}: must have keys of its own{such}, but got {shown(first['input'])}."
         case "bool_type":
-            return f"{where}: must be true or false, but got {shortened(first['input'])}."
+            return f"{where}: must be true or false, but got {shown(first['input'])}."
         case "json_invalid":
             return f"its text can't be read: {first['ctx']['error']}."
-    got, how = shortened(first["input"]), _fraction(first) or _point(first)
+    got, how = shown(first["input"]), _fraction(first) or _point(first)
     return f"{where}: {message[0].lower()}{message[1:]}, but got {got}{how}."
 
 

@@ -10,13 +10,13 @@ from pydantic import (
 )
 
 from carbonopt.core import values
-from carbonopt.core.errors import shortened
+from carbonopt.core.errors import as_servers_read, shown
 
 
 def _one_line(text: str) -> str:
     if re.search(r"[\x00-\x1f\x7f-\x9f]", text):
         raise ValueError(
-            f"must hold no line break and no other control character, but got {shortened(text)}"
+            f"must hold no line break and no other control character, but got {shown(text)}"
         )
     return text
 
@@ -26,6 +26,21 @@ Name = Annotated[
     StringConstraints(min_length=1, max_length=200, strip_whitespace=True),
     AfterValidator(_one_line),
 ]
+
+
+def _no_address(name: str) -> str:
+    """Return a name as it is; refuse an address with a user, which the storage would keep."""
+    read = as_servers_read(name)
+    if "://" in read and "@" in read:
+        raise ValueError(
+            "must be a name and no address with a user or a password, because reports print the"
+            " study file; give a name"
+        )
+    return name
+
+
+# A name that reports print, and that could be given as an address.
+PublicName = Annotated[Name, AfterValidator(_no_address)]
 
 
 class Settings(values.Frozen, allow_inf_nan=False):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from carbonopt.core.errors import as_servers_read
+from carbonopt.core.errors import is_address
 from carbonopt.spec.base_settings import Name, Settings
 
 NotifyEvent = Literal["finished", "failed", "target_met", "stalled", "budget", "waiting"]
@@ -12,7 +12,7 @@ NotifyEvent = Literal["finished", "failed", "target_met", "stalled", "budget", "
 
 def _no_address(path: object) -> object:
     """Return the path of a file as it is; refuse an address, which may hold a password."""
-    if isinstance(path, str) and "://" in as_servers_read(path):
+    if isinstance(path, str) and is_address(path):
         raise ValueError(
             "must be the path of a file, because reports print the study file; put the address into"
             " the file, or into the variable CARBONOPT_NOTIFY"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator
 
 from carbonopt.core.errors import as_servers_read
-from carbonopt.spec.base_settings import Name, Settings
+from carbonopt.spec.base_settings import Name, PublicName, Settings
 
 # Trackio's own rules. It keeps only these characters for a file's name, so that two projects that
 # differ by others would share a file; the prefix and the endings are those of other files.
@@ -53,17 +53,6 @@ def _server_address(uri: str) -> str:
     return uri.rstrip("/")
 
 
-def _no_address(name: str) -> str:
-    """Return a name as it is; refuse an address with a user, which the storage would keep."""
-    read = as_servers_read(name)
-    if "://" in read and "@" in read:
-        raise ValueError(
-            "must be a name and no address with a user or a password, because reports print the"
-            " study file; give a name"
-        )
-    return name
-
-
 def _trackio_project(project: str) -> str:
     if _PROJECT.fullmatch(project) is None:
         raise ValueError(
@@ -80,16 +69,13 @@ def _trackio_project(project: str) -> str:
     return project
 
 
-_TrackedName = Annotated[Name, AfterValidator(_no_address)]
-
-
 class WandbTracking(Settings):
     """A run of Weights & Biases for each trial."""
 
-    project: _TrackedName = "carbonopt"
+    project: PublicName = "carbonopt"
     """The Weights & Biases project."""
 
-    entity: _TrackedName | None = None
+    entity: PublicName | None = None
     """The user or team that owns the project."""
 
     mode: Literal["online", "offline"] = "offline"
@@ -104,7 +90,7 @@ class MlflowTracking(Settings):
     are in the variables `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD` (or
     `MLFLOW_TRACKING_TOKEN`)."""
 
-    experiment: _TrackedName
+    experiment: PublicName
     """The experiment, which is made if the server has none of this name. The study becomes a run
     of it, and each trial a child of that run."""
 

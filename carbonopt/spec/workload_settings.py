@@ -9,7 +9,7 @@ from pydantic import (
     Field,
 )
 
-from carbonopt.spec.base_settings import Name, Settings
+from carbonopt.spec.base_settings import Name, PublicName, Settings
 
 
 class Model(Settings):
@@ -18,7 +18,7 @@ class Model(Settings):
     A pretrained model is given by its hub name or by a local folder that has its weights.
     """
 
-    name_or_path: Name | None = None
+    name_or_path: PublicName | None = None
     """A hub name, or a local folder with the model's weights and, unless `workload.tokenizer` is
     given, its tokenizer."""
 
@@ -45,7 +45,7 @@ class Tokenizer(Settings):
     makes one token of each character or byte.
     """
 
-    name_or_path: Name | None = None
+    name_or_path: PublicName | None = None
     """A tokenizer other than the model's own: hub name or folder."""
 
     # the least holds 256 bytes and the end of text
@@ -70,7 +70,7 @@ class Dataset(Settings, extra="allow"):
     """A data set that needs no download. `python-docs`: Python's language reference, which every
     Python carries. For `classification`, `digits`: scikit-learn's images."""
 
-    name_or_path: Name | None = None
+    name_or_path: PublicName | None = None
     """A hub data set, or a local folder of one. Splits are the folders directly below it (`train`,
     `validation`, `test`), or follow from the names of its files."""
 

@@ -55,13 +55,14 @@ def addresses(settings: Notify) -> tuple[str, ...]:
         addresses, place = os.environ.get(ADDRESSES, "").split(), f"the variable {ADDRESSES}"
     else:
         path = Path(settings.config)
-        lines = read_text(path, "notify.config", _FILE_MIB).splitlines()
+        text = read_text(path, "notify.config", _FILE_MIB)
         if path.stat().st_mode & _OTHERS:
             raise BadInput(
                 f"notify.config: nobody but its owner may read {path}, which can hold passwords,"
                 f" but its mode is {stat.S_IMODE(path.stat().st_mode):o}; type: chmod 600 {path}"
             )
-        addresses = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        lines = [line.strip() for line in text.splitlines()]
+        addresses = [line for line in lines if line and not line.startswith("#")]
         place = str(path)
     if not addresses:
         raise BadInput(

@@ -1,7 +1,7 @@
 """The times at which trials may begin: a study's schedule, applied to what is left of it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from carbonopt.analysis.remaining import mean_duration, remaining_time
@@ -13,8 +13,10 @@ from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import human_duration
 from carbonopt.spec.launch_settings import SlurmLaunch
 from carbonopt.spec.schedule_settings import MOST_DAYS, Schedule
-from carbonopt.spec.study_data import PlannedStart, StudyData, wall_clock_s
+from carbonopt.spec.study_data import CarbonTrace, PlannedStart, StudyData, wall_clock_s
 from carbonopt.study.study_checks import CheckedStudy
+
+_MINUTE = timedelta(minutes=1)
 
 
 def now_in_utc() -> datetime:
@@ -50,7 +52,7 @@ def check_schedule(checked: CheckedStudy, now: datetime) -> None:
         )
     if finish_by <= now or _allowed(schedule, now, finish_by) < needed:
         after = f", and budget.hours allows {human_duration(needed.total_seconds())}" * bool(needed)
-        earliest = _earliest_end(schedule, now, needed)
+        earliest = _earliest_deadline(schedule, now, needed)
         if earliest is None:
             raise BadInput(
                 f"schedule.hours must allow budget.hours,"
@@ -75,6 +77,18 @@ def _allowed(schedule: Schedule, begin: datetime, end: datetime) -> timedelta:
 def _total(windows: Iterable[tuple[datetime, datetime]], begin: datetime) -> timedelta:
     """Return the duration of all windows from a time on."""
     return sum((until - max(since, begin) for since, until in windows), timedelta(0))
+
+
+def _earliest_deadline(schedule: Schedule, now: datetime, needed: timedelta) -> datetime | None:
+    """Return the earliest deadline, in whole minutes, that a call within a minute can still keep.
+
+    None: there is none within MOST_DAYS.
+    """
+    end = _earliest_end(schedule, now + _MINUTE, needed)
+    if end is None:
+        return None
+    whole = end.replace(second=0, microsecond=0)
+    return whole if whole == end else whole + _MINUTE
 
 
 def _earliest_end(schedule: Schedule, now: datetime, needed: timedelta) -> datetime | None:
@@ -110,7 +124,7 @@ class StartSchedule:
     warn: Callable[[str], None]
     # of the last plan: the saving that was smaller than `at_least_saving`; None: there was none
     forgone_saving: float | None = None
-    _said: str = ""
+    _said: set[str] = field(default_factory=set)
 
     def plan(
         self,
@@ -138,10 +152,17 @@ class StartSchedule:
             return None
         try:
             windows = daily_windows(schedule, now, finish_by)
-            expected = self._expected(now, finish_by)
         except BadInput as error:
             self._say(f"it goes on at once: {error}")
             return None
+        try:
+            expected = self._expected(now, finish_by)
+        except BadInput as error:
+            if not schedule.hours:
+                self._say(f"it goes on at once: {error}")
+                return None
+            expected = None  # the windows need no file
+            self._say(f"it keeps schedule.hours, but does not wait for cleaner hours: {error}")
         start = self._choose(records, remaining, now, finish_by, windows, expected, waits=waits)
         self.forgone_saving = start.forgone_saving
         if start.at <= now:
@@ -210,8 +231,8 @@ class StartSchedule:
         return expected_intensity(self.checked.forecast_or_error, now, finish_by)
 
     def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+        if text not in self._said:
+            self._said.add(text)
             self.warn(text)
 
 
@@ -267,7 +288,7 @@ def schedule_text(checked: CheckedStudy, now: datetime, begun: StudyData | None 
         at = _minute(datetime.fromisoformat(plan.at))
         by = f" (by {plan.rule})" if plan.rule else ""
         parts.append(f"called now, it would wait until {at}{plan.effect}{by}")
-    elif remaining is None and checked.forecast_or_error is not None:
+    elif remaining is None and isinstance(checked.forecast_or_error, CarbonTrace):
         parts.append(
             f"begins at once: how long {count_text(1, 'trial')} takes is known only then (or give"
             " budget.hours)"

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, create_model
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, DIMENSIONS, REQUIRED
-from carbonopt.core.errors import BadInput, shortened, shown
+from carbonopt.core.errors import BadInput, is_address, shortened, shown
 from carbonopt.core.files import expanded, read_text
 from carbonopt.core.refusals import first_refusal, hint
 from carbonopt.spec.hostfile_format import parse_hostfile
@@ -98,7 +98,7 @@ def _checked(file: YamlFile, folder: Path) -> StudyConfig:
         for piece in PIECES:
             raw = _changed(raw, piece, partial(_piece, file=file, folder=folder, keys=piece))
         for keys, absolute in PATHS.items():
-            raw = _changed(raw, keys, partial(absolute, folder))
+            raw = _changed(raw, keys, partial(_resolved, absolute, folder, keys))
         raw = _changed(raw, ("launch",), _with_hosts)
     except BadInput as error:
         # A file that is named has its own name in the text already.
@@ -170,9 +170,25 @@ def _piece(value: Any, file: YamlFile, folder: Path, keys: tuple[str, ...]) -> A
         )
     if not isinstance(value, str) or (name, value) == ("search.space", AUTO):
         return value
+    _check_is_local(value, keys)
     piece = read_yaml(folder / expanded(value), name)
     file.add_piece(keys, piece)
     return piece.values
+
+
+def _check_is_local(value: Any, keys: tuple[str, ...]) -> None:
+    """Check that no path is an address, which an error would show with its password.
+
+    Raises:
+        BadInput: If one is.
+    """
+    for path in value if isinstance(value, list) else [value]:
+        if isinstance(path, str) and is_address(path):
+            raise BadInput(
+                f"{'.'.join(keys)} must be a path on this machine, but is an address; what was"
+                " found isn't shown, because it may hold a password.",
+                keys=keys,
+            )
 
 
 def _with_hosts(launch: Any) -> Any:
@@ -358,6 +374,20 @@ def _settings(workload: Any) -> type[Workload]:
     return task_class(task).settings if isinstance(task, str) else Workload
 
 
+def _resolved(
+    absolute: Callable[[Path, Any], Any], folder: Path, keys: tuple[str, ...], value: Any
+) -> Any:
+    """Return what `absolute` makes of a path or a list of paths; refuse addresses.
+
+    Raises:
+        BadInput: If a path is an address. A hub's name and `notify.config` are left to their
+            settings, which refuse it with what to do instead.
+    """
+    if absolute not in (_hub_name_or_folder, _unless_address):
+        _check_is_local(value, keys)
+    return absolute(folder, value)
+
+
 def _absolute(folder: Path, value: Any) -> Any:
     """Return paths that no longer depend on the working directory; other values stay."""
     if isinstance(value, list):
@@ -375,6 +405,11 @@ def _hub_name_or_folder(folder: Path, value: Any) -> Any:
         value.startswith((".", "/", "~")) or (folder / value).is_dir()
     )
     return _absolute(folder, value) if is_folder else value
+
+
+def _unless_address(folder: Path, value: Any) -> Any:
+    """Return an address as it is, and a path as an absolute one."""
+    return value if isinstance(value, str) and is_address(value) else _absolute(folder, value)
 
 
 def _with_text(folder: Path, value: Any) -> Any:
@@ -407,7 +442,7 @@ PATHS: dict[tuple[str, ...], Callable[[Path, Any], Any]] = {
     ("search", "learn_from"): _files,
     **dict.fromkeys((("workload", "dataset", "database"), ("workload", "folder")), _absolute),
     ("workload", "config_template"): _with_text,
-    ("notify", "config"): _absolute,
+    ("notify", "config"): _unless_address,
     **dict.fromkeys((("launch", "table"), ("launch", "hostfile")), _absolute),
     **dict.fromkeys((("carbon", "trace"), ("schedule", "forecast")), _absolute),
 }

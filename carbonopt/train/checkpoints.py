@@ -5,6 +5,7 @@ neither looks for one nor removes one. A checkpoint is a folder with a file of w
 one of each rank's own, and a manifest that says what it is and how to detect damage.
 """
 
+import errno
 import hashlib
 import os
 import pickle
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 import carbonopt
+from carbonopt.core.errors import FULL, system_reason
 from carbonopt.core.files import parsed_json, write_json
 from carbonopt.spec.trial_spec import TrialCheckpoints, checkpoint_name
 from carbonopt.train import ranks
@@ -60,6 +62,7 @@ class Checkpoints:
         self._speaker = speaker
         self._folder = Path(settings.folder)
         self._clock = _Clock(settings.every_s)
+        self._has_said = False  # that checkpoints can't be written, since the last that was
 
     def remark(self, text: str) -> None:
         """Tell the user something, on rank 0."""
@@ -116,7 +119,8 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Write a checkpoint of the training after this step, and report it.
 
-        If it can't be written, the earlier one stays, and the trial goes on.
+        If it can't be written, the earlier one stays, and the trial goes on. That is said once,
+        until one is written again.
         """
         part = self._folder / f".{checkpoint_name(step)}.part"
         if ranks.rank() == 0:
@@ -127,7 +131,7 @@ class Checkpoints:
         try:
             digests = self._write(part)
         except UnknownState as error:
-            problem, is_known = str(error), False
+            problem, is_known = f"{error}; the trial goes on", False
         except (OSError, RuntimeError) as error:  # torch turns a full disk into RuntimeError
             problem = self._unwritable(error)
         written = ranks.gathered((problem, is_known, digests))
@@ -136,7 +140,9 @@ class Checkpoints:
             problems = self._finish(part, step, [digests for *_, digests in written])
         if problems and ranks.rank() == 0:
             shutil.rmtree(part, ignore_errors=True)
-            self.remark(f"no checkpoint after step {step}: {problems[0]}; the trial goes on")
+            if not self._has_said:
+                self.remark(f"no checkpoint after step {step}: {problems[0]}")
+        self._has_said = bool(problems)
         if not all(is_known for _, is_known, _ in written):
             self._state = None  # it would be in vain each time
         self.begin(step)
@@ -157,12 +163,24 @@ class Checkpoints:
         return []
 
     def _unwritable(self, error: OSError | RuntimeError) -> str:
-        """Say why a checkpoint can't be written, with the space on its disk where that is known."""
+        """Say why a checkpoint can't be written, and what follows."""
+        of_system = _system_error(error)
+        if of_system is None:
+            why = reason(error)
+        elif of_system.errno == errno.EDQUOT:
+            why = f"the quota of the disk of {self._folder} is used up"
+        elif of_system.errno in FULL:
+            why = f"the disk of {self._folder} is full{self._free()}"
+        else:
+            why = system_reason(of_system)
+        return f"{why}; the trial goes on, and each further checkpoint is tried"
+
+    def _free(self) -> str:
+        """Say how much space the disk has left, if that is known."""
         try:
-            free_mb = shutil.disk_usage(self._folder).free / 1e6
+            return f" ({shutil.disk_usage(self._folder).free / 1e6:,.1f} MB are free)"
         except OSError:  # the folder itself is missing
-            return reason(error)
-        return f"{reason(error)} ({free_mb:,.1f} MB are free on its disk)"
+            return ""
 
     def _write(self, part: Path) -> dict[str, str]:
         """Write this rank's files, and return the SHA-256 of each by its name."""
@@ -249,6 +267,16 @@ class _Clock:
         wait_s = min(self._every_s - elapsed_s, self._every_s / _CLOCK_LOOKS)
         self._look_at = step + max(1, int(wait_s / step_s))
         return False
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """Return the system's error behind an error; None: there is none.
+
+    Where the disk is full, torch's own error, which names its internals, hides that of the system.
+    """
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _own_file(rank: int) -> str:

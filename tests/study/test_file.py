@@ -194,3 +194,37 @@ def test_a_misspelt_key_of_a_pipeline_is_named_with_its_line_and_the_nearest(
 def test_tabs_are_answered_with_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="indent with spaces instead of tabs"):
         read_yaml(written(tmp_path / "a.yaml", "search:\n\tspace: {}\n"), "a file")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "carbon",
+        "carbon.trace",
+        "schedule.forecast",
+        "search.learn_from",
+        "search.space",
+        "workload.config_template",
+        "workload.dataset.database",
+        "workload.dataset.name_or_path",
+        "workload.dataset.train_files",
+        "workload.deepspeed",
+        "workload.folder",
+        "workload.model.name_or_path",
+        "workload.reward.python",
+    ],
+)
+@pytest.mark.parametrize("in_list", [False, True])
+def test_password_in_place_of_a_path_or_a_name_is_not_shown(
+    keys: str, in_list: bool, tiny_study: dict, write_study
+) -> None:
+    address = "https://user:s3cret@host/file"
+    *above, last = keys.split(".")
+    part = tiny_study
+    for key in above:
+        part = part.setdefault(key, {})
+    part[last] = [address] if in_list else address
+    with pytest.raises(BadInput) as error:
+        load_study(write_study(tiny_study))
+    assert "s3cret" not in str(error.value)
+    assert keys.split(".")[0] in str(error.value)

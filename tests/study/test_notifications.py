@@ -31,7 +31,7 @@ from carbonopt.study.notifications import (
     addresses,
     deliver,
 )
-from carbonopt.study.study_file import parse_study
+from carbonopt.study.study_file import load_study, parse_study
 
 SECRET = "hunter2"
 
@@ -154,7 +154,7 @@ def test_addresses_are_checked_and_never_shown(
         addresses(Notify())
     assert SECRET not in str(error.value)
     file = tmp_path / "to.txt"
-    file.write_text("# ours\njson://ok.example\n\nmailto://u:p@example.org\n")
+    file.write_text("# ours\njson://ok.example\n \n  # theirs\n\t#\n  mailto://u:p@example.org\n")
     file.chmod(0o640)
     with pytest.raises(BadInput, match="mode is 640; type: chmod 600"):
         addresses(Notify(config=str(file)))
@@ -181,6 +181,17 @@ def test_addresses_in_the_study_file_are_refused_and_never_shown(
         parse_study({**replay_study, "notify": notify}, "test")
     assert SECRET not in str(error.value)
     assert "notify" in str(error.value)
+
+
+@pytest.mark.parametrize("scheme", ["json://", "https://", "mailto:"])
+def test_address_in_place_of_the_file_of_addresses_is_answered_with_what_to_do(
+    scheme: str, replay_study: dict[str, Any], write_study
+) -> None:
+    path = write_study({**replay_study, "notify": {"config": f"{scheme}user:{SECRET}@host"}})
+    with pytest.raises(BadInput) as error:
+        load_study(path)
+    assert SECRET not in str(error.value)
+    assert "notify.config" in str(error.value) and ADDRESSES in str(error.value)
 
 
 def test_no_message_is_sent_again_by_a_later_call(hook) -> None:

@@ -197,24 +197,60 @@ def test_a_forecast_that_is_gone_lets_a_study_go_on(tiny_study: dict) -> None:
         check_schedule(gone, NOW)
 
 
+@pytest.mark.parametrize("hours", [4.0, 2.0])
+def test_windows_are_kept_without_the_forecast(hours: float, tiny_study: dict) -> None:
+    """4 hours of work don't fit into the 3 hours of the window, which is said too."""
+    windows = {"hours": ["20:00-23:00"], "time_zone": "UTC", "finish_by": "+12h"}
+    old = trace()  # ended 60 days before the call, and has no hours of a year ago
+    cases = [(BadInput("can't read grid.csv"), NOW), (old, NOW + timedelta(days=60))]
+    for forecast, now in cases:
+        of = checked(tiny_study, trace(), **windows)
+        of = CheckedStudy(**{**vars(of), "forecast_or_error": forecast})
+        said: list[str] = []
+        schedule = StartSchedule(of, now, said.append)
+        for minutes in (0, 1):
+            at = now + timedelta(minutes=minutes)
+            plan = schedule.plan((), hours * HOUR, at, waits=False)
+            assert plan is not None and plan.expected_saving is None
+            assert datetime.fromisoformat(plan.at) == now + 2 * HOUR
+        assert len(said) == (1 if hours == 2.0 else 2), "each is said once"
+        assert schedule.plan((), hours * HOUR, now + 3 * HOUR, waits=False) is None
+
+
 @pytest.mark.parametrize(
     ("schedule", "earliest"),
     [
-        ({"finish_by": "2026-06-03T17:00+00:00"}, "2026-06-03T22:00"),
-        ({"finish_by": "2026-06-03T21:59+00:00"}, "2026-06-03T22:00"),
+        ({"finish_by": "2026-06-03T17:00+00:00"}, "2026-06-03T22:02"),
+        ({"finish_by": "2026-06-03T21:59+00:00"}, "2026-06-03T22:02"),
+        # The window of today is open until 20:00 UTC, and too short for half of the 4 hours.
         (
             {"finish_by": "+10h", "hours": ["20:00-22:00"], "time_zone": "Europe/Berlin"},
-            "2026-06-04T20:00",
+            "2026-06-05T18:02",
+        ),
+        (
+            {"finish_by": "+10h", "hours": ["20:10-22:10"], "time_zone": "Europe/Berlin"},
+            "2026-06-04T20:10",
         ),
     ],
 )
 def test_a_deadline_that_comes_too_soon_is_answered_with_the_earliest(
     schedule: dict, earliest: str, tiny_study: dict
 ) -> None:
+    """It is what a call within a minute can still keep, and no minute more."""
+    now = NOW + timedelta(seconds=27.5)
     of = checked(tiny_study, trace(), **schedule)
     with pytest.raises(BadInput) as refused:
-        check_schedule(of, NOW)
+        check_schedule(of, now)
     assert f"the earliest possible is {earliest}" in str(refused.value)
+    given = datetime.fromisoformat(f"{earliest}+00:00")
+    typed = checked(tiny_study, trace(), **schedule | {"finish_by": given.isoformat()})
+    check_schedule(typed, now + timedelta(minutes=1))
+    too_early = (given - timedelta(minutes=1)).isoformat()
+    with pytest.raises(BadInput, match="earliest possible"):
+        check_schedule(
+            checked(tiny_study, trace(), **schedule | {"finish_by": too_early}),
+            now + timedelta(minutes=1),
+        )
 
 
 @pytest.mark.parametrize("late", ["2027-06-04T18:01+00:00", "2999-12-31T23:59:59+00:00"])

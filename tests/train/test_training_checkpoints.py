@@ -18,8 +18,8 @@ from carbonopt.core.events import Continued, Progress, Remarked, Saved
 from carbonopt.core.files import write_json
 from carbonopt.core.trial import Phase
 from carbonopt.spec.prepared_folder import PreparedFolder
-from carbonopt.spec.trial_spec import checkpoint_name
-from carbonopt.train.checkpoints import _Clock
+from carbonopt.spec.trial_spec import TrialCheckpoints, checkpoint_name
+from carbonopt.train.checkpoints import Checkpoints, _Clock
 from carbonopt.train.data.packing import open_tokens
 
 LENGTH, STEPS, CUT = 32, 10, 6
@@ -246,13 +246,49 @@ def test_checkpoint_that_holds_a_program_is_not_run(trial, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_checkpoint_that_cannot_be_written_stops_nothing(trial, tmp_path: Path) -> None:
-    """A file is where the folder should be; a full disk is another OSError."""
+    """A file is where the folder should be; that is said once."""
     (tmp_path / "checkpoints").write_text("")
     run = trial()
     assert run.exit_code == FINISHED_EXIT and steps_of(run, Saved) == []
     remarks = [event.text for event in run.events if isinstance(event, Remarked)]
-    assert len(remarks) == STEPS - 1 and all("the trial goes on" in text for text in remarks)
+    assert len(remarks) == 1 and str(tmp_path / "checkpoints") in remarks[0]
     assert run.points == trial(saves=False).points
+
+
+class _StateOnAFullDisk:
+    """A training's state whose file is on a disk that is full, for as long as `is_full`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.step, self.is_full = folder, 0, True
+
+    def taken(self) -> tuple[dict, dict]:
+        if self.is_full:
+            file = self.folder / f".{checkpoint_name(self.step)}.part" / "rank-0.pt"
+            file.symlink_to("/dev/full")
+        return {}, {"weights": torch.zeros(1000)}
+
+
+def test_full_disk_is_said_once_until_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, said = _StateOnAFullDisk(tmp_path), []
+    settings = TrialCheckpoints(folder=str(tmp_path), every_s=1.0)
+    checkpoints = Checkpoints(settings, None, state, None)
+    monkeypatch.setattr(checkpoints, "remark", said.append)
+    monkeypatch.setattr(checkpoints, "_identity", dict)
+    for state.step in (1, 2, 3):
+        checkpoints.save(state.step)
+    assert len(said) == 1 and "step 1" in said[0]
+    assert f"the disk of {tmp_path} is full" in said[0]
+    assert "inline_container" not in said[0] and "Errno" not in said[0]
+    state.is_full = False
+    checkpoints.save(4)
+    assert (tmp_path / checkpoint_name(4)).is_dir() and len(said) == 1
+    state.is_full = True
+    for state.step in (5, 6):
+        checkpoints.save(state.step)
+    assert len(said) == 2 and "step 5" in said[1]
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint_name(4)]
 
 
 def test_clock_looks_seldom_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.extras import check_installed
 from carbonopt.core.quality import REWARD
 from carbonopt.core.refusals import hint
-from carbonopt.spec.base_settings import Name, Settings
+from carbonopt.spec.base_settings import Name, PublicName, Settings
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space, may_be_other_than, values_of
@@ -42,7 +42,7 @@ _MORE_THAN_ONE_EACH = {"num_return_sequences", "num_beams"}
 class RewardSource(Settings):
     """A reward model's folder or hub name, or a function of the user's own, FILE.py:FUNCTION."""
 
-    model: Name | None = None
+    model: PublicName | None = None
     """A reward model's folder or hub name, as the task `reward` trains it."""
 
     python: Name | None = None
