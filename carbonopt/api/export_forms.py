@@ -27,7 +27,7 @@ def check_form(form: str, asked: Mapping[str, str | None]) -> None:
         BadInput: If that is not so.
     """
     if form not in FORMATS:
-        raise BadInput(f"unknown format {shortened(form)}; {hint(str(form), FORMATS)}")
+        raise BadInput(f"unknown format {shortened(form)}; {hint(form, FORMATS)}")
     given = [name for name, value in asked.items() if value is not None]
     if form != CROISSANT:
         if given:

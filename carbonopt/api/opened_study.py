@@ -83,9 +83,7 @@ class Study:
             TargetNotMet: If no trial meets the target. It has the closest trial.
             BadInput: If it is no number, or the quality can't have such a value.
         """
-        if target is not None and (isinstance(target, bool) or not isinstance(target, Real)):
-            raise BadInput(f"target must be a number, but got {shortened(target)}.")
-        study = StudyView(self._data, None if target is None else float(target))
+        study = StudyView(self._data, None if target is None else _number(target))
         answer = study.recommendation
         if not answer.met:
             closest = answer.closest
@@ -109,7 +107,7 @@ class Study:
             BadInput: If there is no figure of this name, or this study has nothing to draw there.
         """
         if not isinstance(name, str) or name not in FIGURES:
-            raise BadInput(f"unknown figure {shortened(name)}; {hint(str(name), tuple(FIGURES))}")
+            raise BadInput(f"unknown figure {shortened(name)}; {hint(name, tuple(FIGURES))}")
         with drawn_as("matplotlib"):
             drawn = paper_figure(StudyView(self._data), name)
         if drawn is None:
@@ -155,6 +153,18 @@ class Study:
         if self.ended is None and format not in RECORDS:
             LOG.warning("%s: %s", self.name, DRAFT)
         return _written(texts, into)
+
+
+def _number(target: object) -> float:
+    """Return a target as a float; raise BadInput if it is no number or too large for one."""
+    if isinstance(target, bool) or not isinstance(target, Real):
+        raise BadInput(f"target must be a number, but got {shortened(target)}.")
+    try:
+        return float(target)
+    except OverflowError as error:
+        raise BadInput(
+            f"target must be a number that a float can hold, but got {shortened(target)}."
+        ) from error
 
 
 def _with_columns(table: "pandas.DataFrame", names: list[str]) -> "pandas.DataFrame":

@@ -14,8 +14,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import ChainMap, UserDict
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -33,7 +35,7 @@ from carbonopt.api.logging_display import LOG
 from carbonopt.report.assemble import FIGURES
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.pipeline_storage import read_study
-from carbonopt.study.study_file import load_study
+from carbonopt.study.study_file import load_study, study_of
 from carbonopt.study.yaml_file import read_yaml, yaml_text
 
 ROOT = Path(__file__).parents[2]
@@ -205,7 +207,7 @@ def test_a_home_is_expanded_in_every_function(
     assert carbonopt.load("~/linked").name == study.name
 
 
-@pytest.mark.parametrize("path", ["~nouser/x", "a\0b", "", 5, b"a", ["a"]])
+@pytest.mark.parametrize("path", ["~nouser/x", "a\0b", "", 5, b"a", ["a"], [10**5000]])
 def test_what_is_no_path_is_refused(
     path: Any, study: carbonopt.Study, replay_study: dict, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -218,12 +220,14 @@ def test_what_is_no_path_is_refused(
     ):
         with pytest.raises(carbonopt.BadInput, match=f"^{named} must"):
             call()
+    with pytest.raises(carbonopt.BadInput, match="empty"):
+        carbonopt.load("")
     with pytest.raises(carbonopt.BadInput, match="dir must"):
         carbonopt.load(None)  # type: ignore[arg-type]
     assert [made.name for made in tmp_path.iterdir()] == ["table.jsonl"]
 
 
-@pytest.mark.parametrize("value", [5, None, b"a", ["a"], True])
+@pytest.mark.parametrize("value", [5, None, b"a", ["a"], True, pytest.param(10**5000, id="huge")])
 def test_what_is_no_text_is_refused(value: Any, study: carbonopt.Study, replay_study: dict) -> None:
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: study.figure(value), "figure"),
@@ -327,6 +331,13 @@ def test_a_dictionary_is_checked_as_a_file_is(
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+def test_a_mapping_of_any_type_is_read_as_a_dictionary_is(replay_study: dict) -> None:
+    nested = {**replay_study, "search": MappingProxyType(replay_study["search"])}
+    expected, text = study_of(replay_study, ROOT)
+    for mapping in (MappingProxyType(nested), UserDict(nested), ChainMap(nested)):
+        assert study_of(mapping, ROOT) == (expected, text)
+
+
 def test_plain_values_are_written_so_that_they_are_read_the_same(tmp_path: Path) -> None:
     texts = ["1e-3", "no", "NO", "true", "2024-01-01", "1:30", "0x1f", ".5", "=", "", "null", "é\n"]
     shared = [*texts, "+", "-", "@", "\t"]
@@ -402,6 +413,29 @@ def test_a_study_runs_in_a_thread_and_can_be_stopped(wide_replay: dict, tmp_path
     assert "call again" in str(ended[0]) and str(tmp_path / "out") in str(ended[0])
     assert len(ended[1].trials) == 25 and ended[1].ended is not None
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_call_that_stops_before_its_study_begins_names_nothing_to_read(
+    replay_study: dict, tmp_path: Path
+) -> None:
+    asked = [0]
+
+    def at_the_second() -> bool:
+        asked[0] += 1
+        return asked[0] > 1
+
+    for number, (should_stop, can_be_read) in enumerate(
+        ((lambda: True, False), (at_the_second, True))
+    ):
+        folder = tmp_path / str(number)
+        with pytest.raises(carbonopt.StudyInterrupted) as stopped:
+            carbonopt.run(replay_study, folder, should_stop=should_stop)
+        assert ("carbonopt.load" in str(stopped.value)) == can_be_read
+        if can_be_read:
+            assert len(carbonopt.load(folder).trials) == 0
+        else:
+            with pytest.raises(carbonopt.BadInput):
+                carbonopt.load(folder)
 
 
 @pytest.mark.slow
@@ -577,7 +611,7 @@ def test_a_users_script_passes_mypy_in_its_strict_mode(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("target", ["0.9", True, [6.0], float("nan")])
+@pytest.mark.parametrize("target", ["0.9", True, [6.0], float("nan"), 10**400, [-(10**5000)]])
 def test_a_target_that_is_no_number_is_refused(study: carbonopt.Study, target: object) -> None:
     with pytest.raises(carbonopt.BadInput, match="target"):
         study.recommend(target)
