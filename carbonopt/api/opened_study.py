@@ -15,7 +15,7 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import user_path, write_bytes
 from carbonopt.core.refusals import hint
 from carbonopt.report.assemble import FIGURES, paper_figure, top
-from carbonopt.report.data_files import evaluations_table, trials_table, usual_columns
+from carbonopt.report.data_files import evaluations_table, trials_table, usual_columns, wholes_of
 from carbonopt.report.figures.style import drawn_as
 from carbonopt.report.standards import DRAFT
 from carbonopt.report.study_text import trials_text
@@ -54,8 +54,8 @@ class Study:
 
         The columns and units are those of `data/trials.csv` in the report: energies in kWh without
         PUE, emissions in kg CO2e with it, durations in s. What was not measured is missing (NaN,
-        None), never 0. Columns of parameters, and of a failure's or a forecast's parts, are there
-        if a trial has them; the others always are.
+        None), never 0. A parameter's column is there if a trial has the parameter. The others
+        always are, even if they are empty in this study and its `data/trials.csv` lacks them.
         """
         return _with_columns(trials_table(self._data.records).to_pandas(), usual_columns()[0])
 
@@ -170,7 +170,8 @@ def _number(target: object) -> float:
 def _with_columns(table: "pandas.DataFrame", names: list[str]) -> "pandas.DataFrame":
     """Return a table with these columns, too, which are empty where it has none of the name."""
     missing = [name for name in names if name not in table]
-    return table.reindex(columns=[*table.columns, *missing]) if missing else table
+    own = [name for name in table.columns if name not in wholes_of(missing)]
+    return table.reindex(columns=[*own, *missing])
 
 
 def _written(texts: Mapping[str, str], folder: Path) -> list[Path]:

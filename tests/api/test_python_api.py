@@ -32,9 +32,11 @@ from small_studies import trial
 import carbonopt
 from carbonopt.api.export_forms import FORMATS
 from carbonopt.api.logging_display import LOG
+from carbonopt.core.trial import Failure, TrialState
 from carbonopt.report.assemble import FIGURES
-from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.pipeline_storage import read_study
+from carbonopt.spec.pipeline_file import Pipeline, PipelineStep
+from carbonopt.storage.paths import PipelinePaths, StudyPaths
+from carbonopt.storage.pipeline_storage import Ledger, read_study
 from carbonopt.study.study_file import load_study, study_of
 from carbonopt.study.yaml_file import read_yaml, yaml_text
 
@@ -83,8 +85,13 @@ def test_the_tables_are_those_of_the_report(study: carbonopt.Study) -> None:
     data = study.folder / "report" / "data"
     whole = pandas.read_parquet(data / "trials.parquet")
     assert "evals" in whole
-    pandas.testing.assert_frame_equal(study.trials, whole[list(study.trials)])
-    assert list(study.trials) == list(pandas.read_csv(data / "trials.csv"))
+    csv = list(pandas.read_csv(data / "trials.csv"))
+    names = [name for name in csv if name in study.trials]
+    pandas.testing.assert_frame_equal(study.trials[names], whole[names])
+    assert list(study.trials)[: len(names)] == names
+    # What no trial of a study has, the report's table has as one empty column, if at all.
+    assert whole[[name for name in csv if name not in names]].isna().all(axis=None)
+    assert study.trials[[name for name in study.trials if name not in names]].isna().all(axis=None)
     read = pandas.read_csv(data / "evaluations.csv")
     pandas.testing.assert_frame_equal(
         study.evaluations, read.astype(study.evaluations.dtypes), check_exact=True
@@ -254,18 +261,20 @@ def test_no_function_that_stops_is_refused_before_anything_is_made(
 
 def test_tables_have_their_columns_without_a_trial(tmp_path: Path, study: carbonopt.Study) -> None:
     unmeasured = trial(0, energy_kwh=None, duration_s=None, emissions_kg_co2e=None, evals=())
-    for records in ((), (unmeasured,)):
+    failure = Failure(kind="crash", text="It died.")
+    failed = trial(1, perplexity=None, state=TrialState.FAILED, failure=failure, evals=())
+    for records in ((), (unmeasured,), (unmeasured, failed)):
         opened = carbonopt.Study(StudyPaths(tmp_path), small_study(*records))
-        expected = {
-            name
-            for name in study.trials
-            if name.partition(".")[0] not in ("params", "forecast", "failure")
-        }
-        assert expected <= set(opened.trials)
+        expected = {name for name in study.trials if not name.startswith("params.")}
+        assert expected == {name for name in opened.trials if not name.startswith("params.")}
+        assert {"stages.steps.energy_kwh", "gpu_energy_kwh.eval.counter"} <= expected
+        assert {"failure.kind", "forecast.step", "after_reported.duration_s"} <= expected
+        assert not {"failure", "stages", "forecast", "gpu_energy_kwh"} & expected
+        assert opened.trials["failure.kind"].notna().sum() == (failed in records)
         assert set(study.evaluations) == set(opened.evaluations)
         rows = opened.trials[["trial", "state", "quality.value", "energy_kwh.train"]]
         assert (len(rows), len(opened.evaluations)) == (len(records), 0)
-        assert rows["energy_kwh.train"].isna().all()
+        assert rows["energy_kwh.train"].isna()[:1].all()
 
 
 def test_what_is_no_study_is_refused(tmp_path: Path, write_study: Any) -> None:
@@ -344,6 +353,13 @@ def test_plain_values_are_written_so_that_they_are_read_the_same(tmp_path: Path)
     values = {"a": shared, "b": shared, "c": [1e-3, 1e300, 10**30, None, True, 0.1 + 0.2]}
     (tmp_path / "x.yaml").write_text(yaml_text(values))
     assert read_yaml(tmp_path / "x.yaml", "x").values == values
+
+
+def test_a_pipeline_is_refused_before_a_license_is_asked_for(tmp_path: Path) -> None:
+    step = PipelineStep(step="one", study="one.yaml")
+    Ledger(pipeline=Pipeline(name="chain", pipeline=(step,))).save(PipelinePaths(tmp_path))
+    done = within("export", tmp_path, "--format", "croissant")
+    assert done.returncode == 2 and "license" not in done.stderr and str(tmp_path) in done.stderr
 
 
 def test_a_pipeline_is_for_the_command(tmp_path: Path, replay_study: dict) -> None:
