@@ -204,7 +204,7 @@ def _missed(summary: PipelineSummary) -> list[str]:
 
 
 def _unfinished(summary: PipelineSummary) -> list[str]:
-    return [*(study.study for study in summary.spent if not study.ended), *summary.not_begun]
+    return [*(study.study for study in summary.spent if not study.ended), *summary.to_begin]
 
 
 def _one_run(view: PipelineView) -> Section | None:

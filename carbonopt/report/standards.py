@@ -114,7 +114,8 @@ def pipeline_text(view: PipelineView, form: str) -> str:
         BadInput: If a study lacks what the form needs, or the form is of one model.
     """
     if form == "codecarbon":
-        return emissions_csv(exported(study) for study in view.studies.values())
+        studies = map(exported, view.studies.values())
+        return emissions_csv(studies, of_draft=not view.summary.ended)
     if form == "model-card":
         raise BadInput(
             f"a model card is of one model, but {view.summary.name} trains several; give the folder"

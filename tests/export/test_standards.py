@@ -215,6 +215,15 @@ def test_a_pipeline_has_a_report_for_each_step_and_the_sum():
     assert json.loads(pipeline_text(missed, "sci"))["steps"].keys() == {"sft", "dpo"}
 
 
+def test_only_a_pipeline_that_goes_on_is_a_draft():
+    missed = with_start(trial(0, perplexity=9.0))
+    for studies, status in (({"sft": missed}, "final"), ({"sft": SFT}, "draft")):
+        view = view_of(**studies)
+        assert json.loads(pipeline_text(view, "sci"))["status"] == status
+        table = csv.DictReader(io.StringIO(pipeline_text(view, "codecarbon")))
+        assert {row["project_name"].endswith("(draft)") for row in table} == {status == "draft"}
+
+
 def test_the_command_prints_a_form_or_says_why_not(finished_study):
     table = within("export", finished_study, "--format", "codecarbon")
     assert table.returncode == 0 and table.stdout.startswith("timestamp,project_name,")
