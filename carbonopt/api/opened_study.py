@@ -57,7 +57,9 @@ class Study:
         None), never 0. A parameter's column is there if a trial has the parameter. The others
         always are, even if they are empty in this study and its `data/trials.csv` lacks them.
         """
-        return _with_columns(trials_table(self._data.records).to_pandas(), usual_columns()[0])
+        is_replay = self._data.provenance.is_replay
+        table = trials_table(self._data.records, is_replay=is_replay)
+        return _with_columns(table.to_pandas(), usual_columns()[0])
 
     @cached_property
     def evaluations(self) -> "pandas.DataFrame":

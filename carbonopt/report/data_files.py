@@ -37,7 +37,7 @@ NAMES = (TRIALS_CSV, TRIALS_PARQUET, EVALUATIONS_CSV)
 _FOLDERS = re.compile(r'(?<=File ")/(?:[^"\n]*?/(?=(?:site-packages|carbonopt)/)|[^"\n]*/)')
 
 
-def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
+def data_files(records: Iterable[TrialRecord], *, is_replay: bool = False) -> dict[str, bytes]:
     """Return the contents of the tables by file name; nested fields have dotted names.
 
     The same records give the same bytes. The CSV tables hold no lists, so evaluations have a table
@@ -47,7 +47,7 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     which the study ran. Text in a CSV that a spreadsheet would take for a formula (it begins with =
     + - or @, a tab or a line break) has an apostrophe before it.
     """
-    rows = _rows(records)
+    rows = _rows(records, is_replay=is_replay)
     return {
         TRIALS_CSV: _csv(_trial_rows(rows)).encode(),
         TRIALS_PARQUET: _parquet(rows),
@@ -55,9 +55,9 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     }
 
 
-def trials_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
+def trials_table(records: Iterable[TrialRecord], *, is_replay: bool = False) -> "pyarrow.Table":
     """Return the table of `TRIALS_CSV`, a row for each trial."""
-    return _table(_trial_rows(_rows(records)))
+    return _table(_trial_rows(_rows(records, is_replay=is_replay)))
 
 
 def evaluations_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
@@ -92,8 +92,8 @@ def usual_columns() -> tuple[list[str], list[str]]:
     return columns, _columns(_evaluation_rows(rows))
 
 
-def _rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
-    return [_flat(_without_folders(record).as_json()) for record in records]
+def _rows(records: Iterable[TrialRecord], *, is_replay: bool = False) -> list[dict[str, Any]]:
+    return [_flat(_without_folders(record).as_exported(is_replay=is_replay)) for record in records]
 
 
 def _trial_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

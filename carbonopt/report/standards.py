@@ -88,7 +88,7 @@ def croissant_of(study: StudyView, publication: Mapping[str, str | None]) -> str
         study: The study.
         publication: The fields of `Publication` by name.
     """
-    tables = data_files(study.data.records)
+    tables = data_files(study.data.records, is_replay=study.data.provenance.is_replay)
     csv_tables = {name: tables[name] for name in (TRIALS_CSV, EVALUATIONS_CSV)}
     return croissant_text(exported(study), csv_tables, Publication.model_validate(publication))
 

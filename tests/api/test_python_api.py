@@ -100,6 +100,24 @@ def test_the_tables_are_those_of_the_report(study: carbonopt.Study) -> None:
     assert len(study.evaluations) == sum(len(evals) for evals in whole["evals"])
 
 
+def test_a_replays_records_have_no_zero_for_what_the_table_lacks(study: carbonopt.Study) -> None:
+    unknown = ["energy_kwh.setup", "duration_s.setup", "duration_s.eval"]
+    assert study.trials[unknown].isna().all(axis=None)
+    data = study.folder / "report" / "data"
+    tables = [pandas.read_csv(data / "trials.csv"), pandas.read_parquet(data / "trials.parquet")]
+    tables.append(
+        pandas.read_csv(io.StringIO(within("export", study.folder, "--format", "csv").stdout))
+    )
+    for table in tables:
+        assert table[unknown].isna().all(axis=None)
+        for part, known in (("energy_kwh", ["train", "eval"]), ("duration_s", ["train"])):
+            sums = table[[f"{part}.{name}" for name in known]].sum(axis=1)
+            numpy.testing.assert_allclose(table[f"{part}.total"], sums)
+    for line in within("export", study.folder).stdout.splitlines():
+        record = json.loads(line)
+        assert record["energy_kwh"]["setup"] is None and record["energy_kwh"]["eval"] is not None
+
+
 def test_the_recommendation_is_that_of_the_command(study: carbonopt.Study) -> None:
     for target in (None, 6.0):
         given = () if target is None else ("--target", target)
