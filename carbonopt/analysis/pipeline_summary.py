@@ -1,7 +1,7 @@
 """Summary of a pipeline: the cost of one run of all its steps, and of the searches for it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carbonopt.analysis.confidence import (
@@ -102,6 +102,8 @@ class PipelineSummary(Frozen):
     break_even_interval: tuple[int, int | None] | None
     spent: tuple[StudySpent, ...]  # in the order in which they ran
     not_begun: tuple[str, ...]  # folders of the pipeline's studies that have not begun
+    # those of them that `carbonopt run` will begin; others need what an earlier step did not reach
+    to_begin: tuple[str, ...]
     between_kwh: float  # energy between the studies, in all calls
     energy_kwh: float  # energy of the studies and of what lies between them, without PUE
     emissions_kg_co2e: float  # emissions of everything, PUE included
@@ -119,7 +121,7 @@ class PipelineSummary(Frozen):
 
     @property
     def ended(self) -> bool:
-        return not self.not_begun and all(study.ended for study in self.spent)
+        return not self.to_begin and all(study.ended for study in self.spent)
 
     def as_json(self) -> dict[str, Any]:
         """Return what `carbonopt recommend --json` prints for a pipeline, except the caveats."""
@@ -171,6 +173,7 @@ def summarise(data: PipelineData) -> PipelineSummary:
         break_even_interval=break_even_interval(emissions_kg, saved_ends_kg),
         spent=spent,
         not_begun=tuple(folder for folder in data.pipeline.folders() if folder not in data.studies),
+        to_begin=_to_begin(data, recommendations),
         between_kwh=between_kwh,
         energy_kwh=energy_kwh,
         emissions_kg_co2e=emissions_kg,
@@ -181,6 +184,53 @@ def summarise(data: PipelineData) -> PipelineSummary:
         outer_gpu_kwh=outer_gpu_kwh,
         gpu_closure=gpu_kwh / outer_gpu_kwh if gpu_kwh is not None and outer_gpu_kwh else None,
     )
+
+
+def _to_begin(data: PipelineData, recommendations: Mapping[str, Recommendation]) -> tuple[str, ...]:
+    """Return the folders of the studies that will still begin if the pipeline is run on.
+
+    The pipeline ends with a step of which no study has met its target.
+    """
+    waiting: list[str] = []
+    for step in data.pipeline.pipeline:
+        possible = [
+            data.pipeline.folder(step, taken)
+            for taken in data.pipeline.beginnings(step)
+            if _may_begin(data, step, taken, waiting)
+        ]
+        waiting += [folder for folder in possible if folder not in data.studies]
+        missed = [
+            folder in data.studies
+            and data.studies[folder].ended is not None
+            and not recommendations[folder].met
+            for folder in possible
+        ]
+        if all(missed):
+            break
+    return tuple(waiting)
+
+
+def _may_begin(
+    data: PipelineData, step: PipelineStep, taken: Mapping[str, int], waiting: Sequence[str]
+) -> bool:
+    """Return whether a step's study has, or may still get, all models that it begins with.
+
+    Args:
+        waiting: the folders of earlier steps' studies that will still begin.
+    """
+    by_name = {other.step: other for other in data.pipeline.pipeline}
+    for name in step.needs.values():
+        folder, rank = data.pipeline.folder(by_name[name], taken), taken[name]
+        if (study := data.studies.get(folder)) is None:
+            if folder not in waiting:
+                return False
+        elif study.ended is not None:
+            trials = handed_on(study, rank)
+            # Only the weights of a repeat are handed on; without the first ones the call fails.
+            repeated = {record.repeat_of for record in study.records}
+            if len(trials) < rank or (rank > 1 and trials[-1] not in repeated):
+                return False
+    return True
 
 
 def _duration_s(data: PipelineData) -> float:

@@ -27,7 +27,7 @@ def check_form(form: str, asked: Mapping[str, str | None]) -> None:
         BadInput: If that is not so.
     """
     if form not in FORMATS:
-        raise BadInput(f"unknown format {shortened(form)}; {hint(str(form), FORMATS)}")
+        raise BadInput(f"unknown format {shortened(form)}; {hint(form, FORMATS)}")
     given = [name for name, value in asked.items() if value is not None]
     if form != CROISSANT:
         if given:
@@ -88,7 +88,7 @@ def study_texts(
 
     study = StudyView(data)
     if form == CROISSANT:
-        tables = data_files(data.records)
+        tables = data_files(data.records, is_replay=data.provenance.is_replay)
         names = (TRIALS_CSV, EVALUATIONS_CSV)  # a description lies beside what it describes
         beside = {name: tables[name].decode() for name in names if tables[name]}
         return {"croissant.json": croissant_of(study, publication), **beside}
@@ -128,7 +128,8 @@ def pipeline_text(view: "PipelineView", form: str) -> str:
 
 
 def _records_text(data: "StudyData", form: str) -> str:
-    records = [record.as_json() for record in data.records]
+    is_replay = data.provenance.is_replay
+    records = [record.as_exported(is_replay=is_replay) for record in data.records]
     if form == "jsonl":
         return "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
     from carbonopt.report.data_files import csv_text

@@ -42,7 +42,7 @@ def run(
     signals can't be seen: use `should_stop`.
 
     Args:
-        config: The path of a study file; or what it holds, as a dictionary whose relative paths are
+        config: The path of a study file; or what it holds, as a mapping whose relative paths are
             resolved from the working directory; or a study that has been parsed.
         out: The folder of the study. None: `runs/NAME`.
         storage: The SQLAlchemy URL of Optuna's storage. None: the storage that the folder already
@@ -74,13 +74,17 @@ def run(
     paths = StudyPaths.default(study.name) if out is None else StudyPaths(user_path(out, "out"))
     try:
         data, _ = call_study(caller, study, text, paths, storage)
-    except StudyInterrupted:
-        # The error's own text says what to type.
-        raise StudyInterrupted(
-            f"{study.name} was interrupted; make the same call again to resume it."
-            f" carbonopt.load({str(paths.root)!r}) reads what it has stored."
-        ) from None
+    except StudyInterrupted as error:
+        raise _interruption(study.name, paths, is_stored=error.is_stored) from None
     return Study(paths, data)
+
+
+def _interruption(name: str, paths: StudyPaths, *, is_stored: bool) -> StudyInterrupted:
+    """Return the error of an interrupted call; the command's own one says what to type."""
+    text = f"{name} was interrupted; make the same call again to resume it."
+    if is_stored:
+        text += f" carbonopt.load({str(paths.root)!r}) reads what it has stored."
+    return StudyInterrupted(text, is_stored=is_stored)
 
 
 def load(dir: str | PathLike[str], storage: str | None = None) -> Study:

@@ -15,7 +15,7 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import user_path, write_bytes
 from carbonopt.core.refusals import hint
 from carbonopt.report.assemble import FIGURES, paper_figure, top
-from carbonopt.report.data_files import evaluations_table, trials_table, usual_columns
+from carbonopt.report.data_files import evaluations_table, trials_table, usual_columns, wholes_of
 from carbonopt.report.figures.style import drawn_as
 from carbonopt.report.standards import DRAFT
 from carbonopt.report.study_text import trials_text
@@ -54,10 +54,12 @@ class Study:
 
         The columns and units are those of `data/trials.csv` in the report: energies in kWh without
         PUE, emissions in kg CO2e with it, durations in s. What was not measured is missing (NaN,
-        None), never 0. Columns of parameters, and of a failure's or a forecast's parts, are there
-        if a trial has them; the others always are.
+        None), never 0. A parameter's column is there if a trial has the parameter. The others
+        always are, even if they are empty in this study and its `data/trials.csv` lacks them.
         """
-        return _with_columns(trials_table(self._data.records).to_pandas(), usual_columns()[0])
+        is_replay = self._data.provenance.is_replay
+        table = trials_table(self._data.records, is_replay=is_replay)
+        return _with_columns(table.to_pandas(), usual_columns()[0])
 
     @cached_property
     def evaluations(self) -> "pandas.DataFrame":
@@ -83,9 +85,7 @@ class Study:
             TargetNotMet: If no trial meets the target. It has the closest trial.
             BadInput: If it is no number, or the quality can't have such a value.
         """
-        if target is not None and (isinstance(target, bool) or not isinstance(target, Real)):
-            raise BadInput(f"target must be a number, but got {shortened(target)}.")
-        study = StudyView(self._data, None if target is None else float(target))
+        study = StudyView(self._data, None if target is None else _number(target))
         answer = study.recommendation
         if not answer.met:
             closest = answer.closest
@@ -109,7 +109,7 @@ class Study:
             BadInput: If there is no figure of this name, or this study has nothing to draw there.
         """
         if not isinstance(name, str) or name not in FIGURES:
-            raise BadInput(f"unknown figure {shortened(name)}; {hint(str(name), tuple(FIGURES))}")
+            raise BadInput(f"unknown figure {shortened(name)}; {hint(name, tuple(FIGURES))}")
         with drawn_as("matplotlib"):
             drawn = paper_figure(StudyView(self._data), name)
         if drawn is None:
@@ -157,10 +157,23 @@ class Study:
         return _written(texts, into)
 
 
+def _number(target: object) -> float:
+    """Return a target as a float; raise BadInput if it is no number or too large for one."""
+    if isinstance(target, bool) or not isinstance(target, Real):
+        raise BadInput(f"target must be a number, but got {shortened(target)}.")
+    try:
+        return float(target)
+    except OverflowError as error:
+        raise BadInput(
+            f"target must be a number that a float can hold, but got {shortened(target)}."
+        ) from error
+
+
 def _with_columns(table: "pandas.DataFrame", names: list[str]) -> "pandas.DataFrame":
     """Return a table with these columns, too, which are empty where it has none of the name."""
     missing = [name for name in names if name not in table]
-    return table.reindex(columns=[*table.columns, *missing]) if missing else table
+    own = [name for name in table.columns if name not in wholes_of(missing)]
+    return table.reindex(columns=[*own, *missing])
 
 
 def _written(texts: Mapping[str, str], folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from carbonopt.core.format import (
     energy_text,
     less_text,
     mean_of_text,
+    run_counts_text,
     value_text,
     visible_text,
 )
@@ -33,7 +34,7 @@ from carbonopt.core.trial import (
 )
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Table
-from carbonopt.report.study_text import trials_text, unfinished_texts
+from carbonopt.report.study_text import unfinished_texts
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import PlannedStart, StudyData
 from carbonopt.spec.trial_spec import TrialSpec
@@ -95,7 +96,9 @@ class LiveDisplay:
         if self._ended:
             # Those that were interrupted are run again, and those that run are other workers'.
             finished = [record for record in data.records if record.has_finished]
-            done = ", ".join([f"{trials_text(finished)} done", *unfinished_texts(data.records)])
+            repeats = sum(record.repeat_of is not None for record in finished)
+            counted = run_counts_text(len(finished) - repeats, repeats)
+            done = ", ".join([f"{counted} done", *unfinished_texts(data.records)])
             self._print(f"going on with {self._config.name!r}: {done}")
 
     def used(self, hours: float, energy_kwh: float) -> None:

@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from carbonopt.api.export_forms import FORMATS, RECORDS, check_form, pipeline_text, study_texts
+from carbonopt.api.export_forms import (
+    CROISSANT,
+    FORMATS,
+    RECORDS,
+    check_form,
+    pipeline_text,
+    study_texts,
+)
 from carbonopt.api.study_folder import pipeline_in, pipeline_view, read_study_folder
 from carbonopt.cli.exit_codes import check_output
 from carbonopt.cli.options import StorageUrl, StudyDir
@@ -35,9 +42,11 @@ def export(
 ) -> None:
     """Print one record per trial, whatever its state, or the study in a standard's form."""
     asked = {"--license": data_license, "--url": url, "--creator": creator}
-    check_form(form, asked)
+    pipeline = pipeline_in(study_dir, storage)
+    if pipeline is None or form != CROISSANT:  # a pipeline has no tables that it could describe
+        check_form(form, asked)
     check_output()
-    if (pipeline := pipeline_in(study_dir, storage)) is not None:
+    if pipeline is not None:
         view = pipeline_view(pipeline)
         text = pipeline_text(view, form)
         _say_draft(view.summary.ended)

@@ -40,8 +40,16 @@ def shortened(value: Any) -> str:
     """Return a value's repr, shortened to be shown in a sentence."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a whole number of {value.bit_length()} bits"
-    text = repr(value)
+    text = _repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _repr(value: Any) -> str:
+    """Return a value's repr; Python refuses that of a whole number of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"{type(value).__name__} with a number of too many digits"
 
 
 def as_servers_read(text: str) -> str:
@@ -63,7 +71,7 @@ def is_address(text: str) -> bool:
 
 def shown(value: Any) -> str:
     """Return a value as `shortened` does, unless it may hold a password."""
-    return "text that may hold a password" if may_hold_password(repr(value)) else shortened(value)
+    return "text that may hold a password" if may_hold_password(_repr(value)) else shortened(value)
 
 
 def printable(text: str) -> str:
@@ -111,9 +119,18 @@ class MachineLost(CarbonoptError):
 
 
 class StudyInterrupted(CarbonoptError):
-    """The request to end the study (Ctrl-C, SIGTERM, SIGHUP); the same command goes on."""
+    """The request to end the study (Ctrl-C, SIGTERM, SIGHUP); the same command goes on.
+
+    Attributes:
+        is_stored: Whether the study has begun, so that its folder can be read. False: it may have
+            begun in an earlier call.
+    """
 
     exit_code = EXIT_INTERRUPTED
+
+    def __init__(self, text: str, *, is_stored: bool = False) -> None:
+        super().__init__(text)
+        self.is_stored = is_stored
 
 
 INTERRUPTED = "interrupted; run the same command again to resume."

@@ -45,7 +45,9 @@ def user_path(given: object, what: str = "the path") -> Path:
     text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(text, str):
         raise BadInput(f"{what} must be a path, as text, but got {shortened(given)}.")
-    if not text or "\0" in text:
+    if not text:
+        raise BadInput(f"{what} must be a path, but got an empty text; give one.")
+    if "\0" in text:
         raise BadInput(
             f"{what} must be a path with no NUL character in it, but got {shortened(text)}; give"
             " another."

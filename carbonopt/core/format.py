@@ -213,9 +213,21 @@ def count_text(count: int, noun: str) -> str:
     return f"{_fixed(count, 0, 3)} {noun}{'' if count == 1 else 's'}"
 
 
-def run_counts_text(trials: int, repeats: int, probes: int = 0) -> str:
-    """Return the number of a study's runs by kind: '9 trials, 2 repeats and 1 probe'."""
-    counts = {"trial": trials, "repeat": repeats, "probe": probes}
+def run_counts_text(trials: int, repeats: int, probes: int = 0, interrupted: int = 0) -> str:
+    """Return the number of a study's runs by kind: '9 trials, 2 repeats and 1 probe'.
+
+    Args:
+        trials: The number of trials, without repeats.
+        repeats: The number of repeats with other seeds.
+        probes: The number of probes.
+        interrupted: The number of attempts that were interrupted before later ones of these runs.
+    """
+    counts = {
+        "trial": trials,
+        "repeat": repeats,
+        "probe": probes,
+        "interrupted attempt": interrupted,
+    }
     parts = [count_text(count, noun) for noun, count in counts.items() if count or noun == "trial"]
     return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
 

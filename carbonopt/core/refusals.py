@@ -14,12 +14,12 @@ _NAMED = 40  # the most names that an error lists
 _UNSHOWN = ("track", "notify")  # parts of a study file whose addresses may hold a password
 
 
-def hint(unknown: str, known: Sequence[str]) -> str:
+def hint(unknown: object, known: Sequence[str]) -> str:
     """Return a hint for a misspelt name: 'did you mean X?'.
 
-    Where no name is near, it lists the known names.
+    Where no name is near, or what was given is no text, it lists the known names.
     """
-    near = difflib.get_close_matches(unknown, known, n=1)
+    near = difflib.get_close_matches(unknown, known, n=1) if isinstance(unknown, str) else []
     if near:
         return f"did you mean {near[0]}?"
     if not known:

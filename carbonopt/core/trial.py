@@ -437,7 +437,7 @@ class TrialRecord(Frozen):
         return self.state == TrialState.COMPLETE and target.is_met_by(self.value)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the exported object.
+        """Return the object that is stored.
 
         Values that are NaN or infinite become null, as JSON has neither.
         """
@@ -450,6 +450,19 @@ class TrialRecord(Frozen):
             "params": self.params.as_record(),
             "evals": [_without_empty(point, "other_qualities") for point in dumped["evals"]],
         }
+
+    def as_exported(self, *, is_replay: bool) -> dict[str, Any]:
+        """Return the object that is exported.
+
+        A table of recorded runs has neither energy nor time of set-up, and no time of evaluations.
+        They are stored as 0, with which the totals add up, and exported as null.
+        """
+        exported = self.as_json()
+        if is_replay and self.energy_kwh is not None:
+            exported["energy_kwh"]["setup"] = None
+        if is_replay and self.duration_s is not None:
+            exported["duration_s"] |= {"setup": None, "eval": None}
+        return exported
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "TrialRecord":

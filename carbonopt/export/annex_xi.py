@@ -156,8 +156,8 @@ def method(study: ExportedStudy) -> str:
         f" {gpu}CPU and RAM energy, where modelled, follows power models and the CPU time of the"
         " training's processes. The energies are those of the computers; the data centre's overhead"
         f" is in the emissions alone. The recommended run is {window}. The whole study adds all"
-        " other runs, probes, stopped and failed ones too, with set-up, evaluation, preparation and"
-        f" the time between runs. {flop}Emissions are energy ×"
+        " other runs and attempts, probes, stopped and failed ones too, with set-up, evaluation,"
+        f" preparation and the time between runs. {flop}Emissions are energy ×"
         f" {data.provenance.intensity.g_co2e_per_kwh:.4g} g CO2e/kWh × a PUE of"
         f" {data.config.carbon.pue:.3g}."
     )

@@ -27,27 +27,33 @@ COLUMNS = (
 )
 
 
-def emissions_csv(studies: Iterable[ExportedStudy]) -> str:
+def emissions_csv(studies: Iterable[ExportedStudy], *, of_draft: bool = False) -> str:
     """Return the table: the training window of each trial of these studies, in every state.
 
     What is not known is empty, never 0.
+
+    Args:
+        of_draft: whether they are the studies of a pipeline that has not ended.
     """
     rows = [
-        {**_of_study(study), **_of_trial(study, record)}
+        {
+            **_of_study(study, is_draft=of_draft or study.status == "draft"),
+            **_of_trial(study, record),
+        }
         for study in studies
         for record in study.data.records
     ]
     return csv_table(COLUMNS, rows)
 
 
-def _of_study(study: ExportedStudy) -> dict[str, Any]:
+def _of_study(study: ExportedStudy, *, is_draft: bool) -> dict[str, Any]:
     data = study.data
     carbon, is_replay = data.config.carbon, data.provenance.is_replay
     # Where a replay's runs were recorded, and with what, is not known.
     versions = {} if is_replay else data.provenance.versions
-    draft = " (draft)" if study.status == "draft" else ""
+    replay, draft = " (replay)" if is_replay else "", " (draft)" if is_draft else ""
     return {
-        "project_name": f"{data.config.name}{draft}",
+        "project_name": f"{data.config.name}{replay}{draft}",
         "experiment_id": study.id,
         "country_name": _country_name(study),
         "country_iso_code": carbon.country,
@@ -70,9 +76,10 @@ def _country_name(study: ExportedStudy) -> str | None:
 
 
 def _of_trial(study: ExportedStudy, record: TrialRecord) -> dict[str, Any]:
-    run_id = uuid.uuid5(study.id, str(record.trial))
+    run_id, replays = uuid.uuid5(study.id, str(record.trial)), study.data.provenance.is_replay
     return {
-        "timestamp": _timestamp(record.counted_from),
+        # When a replay's run was recorded is not known.
+        "timestamp": None if replays else _timestamp(record.counted_from),
         "run_id": run_id,
         **_measured(study, record),
         **_machine(study, record),

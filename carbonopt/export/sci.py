@@ -40,10 +40,7 @@ def sci_terms(study: ExportedStudy) -> dict[str, Any]:
     terms: dict[str, Any] = {
         **study.head(),
         "standard": "ISO/IEC 21031:2024, with the functional units of SCI for AI",
-        "boundary": (
-            "the whole study: preparation, every trial in every state and attempt, probes, repeats"
-            f" and the time between them; energy counted: {study.counted}"
-        ),
+        "boundary": f"{_boundary(study)}; energy counted: {study.counted}",
         "energy_kwh": spent.energy_kwh,
         "pue": data.config.carbon.pue,
         "energy_with_pue_kwh": spent.energy_kwh * data.config.carbon.pue,
@@ -66,6 +63,18 @@ def sci_terms(study: ExportedStudy) -> dict[str, Any]:
         "scope": "operational and embodied",
         f"sci_g_co2e_per_{unit.unit.replace(' ', '_')}": (operational_g + embodied_g) / unit.amount,
     }
+
+
+def _boundary(study: ExportedStudy) -> str:
+    if study.data.provenance.is_replay:
+        return (
+            "the recorded runs that the study replayed, every trial in every state and attempt:"
+            " their training and evaluations as recorded; the study trained nothing itself"
+        )
+    return (
+        "the whole study: preparation, every trial in every state and attempt, probes, repeats and"
+        " the time between them"
+    )
 
 
 def _tokens_by_kind(study: ExportedStudy) -> dict[str, int | None]:

@@ -11,7 +11,19 @@ from carbonopt.core.csv_table import csv_table
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import PERPLEXITY
-from carbonopt.core.trial import Durations, Energy, QualityResult, TrialRecord, TrialState
+from carbonopt.core.trial import (
+    TRIAL_PHASES,
+    Durations,
+    Energy,
+    Failure,
+    Forecast,
+    GpuEnergy,
+    QualityResult,
+    Stage,
+    StageCost,
+    TrialRecord,
+    TrialState,
+)
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,7 +37,7 @@ NAMES = (TRIALS_CSV, TRIALS_PARQUET, EVALUATIONS_CSV)
 _FOLDERS = re.compile(r'(?<=File ")/(?:[^"\n]*?/(?=(?:site-packages|carbonopt)/)|[^"\n]*/)')
 
 
-def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
+def data_files(records: Iterable[TrialRecord], *, is_replay: bool = False) -> dict[str, bytes]:
     """Return the contents of the tables by file name; nested fields have dotted names.
 
     The same records give the same bytes. The CSV tables hold no lists, so evaluations have a table
@@ -35,7 +47,7 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     which the study ran. Text in a CSV that a spreadsheet would take for a formula (it begins with =
     + - or @, a tab or a line break) has an apostrophe before it.
     """
-    rows = _rows(records)
+    rows = _rows(records, is_replay=is_replay)
     return {
         TRIALS_CSV: _csv(_trial_rows(rows)).encode(),
         TRIALS_PARQUET: _parquet(rows),
@@ -43,9 +55,9 @@ def data_files(records: Iterable[TrialRecord]) -> dict[str, bytes]:
     }
 
 
-def trials_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
+def trials_table(records: Iterable[TrialRecord], *, is_replay: bool = False) -> "pyarrow.Table":
     """Return the table of `TRIALS_CSV`, a row for each trial."""
-    return _table(_trial_rows(_rows(records)))
+    return _table(_trial_rows(_rows(records, is_replay=is_replay)))
 
 
 def evaluations_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
@@ -54,28 +66,34 @@ def evaluations_table(records: Iterable[TrialRecord]) -> "pyarrow.Table":
 
 
 def usual_columns() -> tuple[list[str], list[str]]:
-    """Return the columns that tables of trials and of evaluations have, but for parameters.
+    """Return the columns that tables of trials and of evaluations can have, but for parameters.
 
-    A table has them only if one of its trials does: a study without trials has none.
+    A table has those of a field's parts only if one of its trials has the field.
     """
-    durations = {"train": 0.0, "setup": 0.0, "eval": 0.0, "total": 0.0}
+    phases = {"train": 0.0, "setup": 0.0, "eval": 0.0, "total": 0.0}
+    gpu = GpuEnergy(counter=0.0, codecarbon=0.0, idle=0.0, uncertainty=0.0)
     example = TrialRecord(
         trial=0,
         state=TrialState.COMPLETE,
         seed=0,
         params=TrialParams.from_record({}),
         quality=QualityResult.named(PERPLEXITY),
-        energy_kwh=Energy(**durations),
-        duration_s=Durations(**durations),
+        energy_kwh=Energy(**phases),
+        duration_s=Durations(**phases),
+        stages=dict.fromkeys(Stage, StageCost()),
         evals=(EvalPoint.of(PERPLEXITY, 0.0, 1, step=0, tokens=0),),
+        failure=Failure(kind="", text=""),
+        gpu_energy_kwh=dict.fromkeys(TRIAL_PHASES, gpu),
+        after_reported=StageCost(),
+        forecast=Forecast(step=0, value=0.0, sds_short=0.0, sds_needed=0.0, checked_trials=0),
     )
     rows = _rows([example])
     columns = [name for name in _columns(_trial_rows(rows)) if not name.startswith("params.")]
     return columns, _columns(_evaluation_rows(rows))
 
 
-def _rows(records: Iterable[TrialRecord]) -> list[dict[str, Any]]:
-    return [_flat(_without_folders(record).as_json()) for record in records]
+def _rows(records: Iterable[TrialRecord], *, is_replay: bool = False) -> list[dict[str, Any]]:
+    return [_flat(_without_folders(record).as_exported(is_replay=is_replay)) for record in records]
 
 
 def _trial_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,11 +130,27 @@ def csv_text(records: Iterable[dict[str, Any]]) -> str:
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+    """Return the rows' column names, a field with parts by the names of its parts alone.
+
+    A record without such a field, such as `failure`, has null under the field's own name.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    wholes = wholes_of(names)
+    return [
+        name
+        for name in names
+        if name not in wholes or any(row.get(name) is not None for row in rows)
+    ]
+
+
+def wholes_of(names: Iterable[str]) -> set[str]:
+    """Return the names of the fields that dotted names are parts of: `a` and `a.b` for `a.b.c`."""
+    return {name[:end] for name in names for end, character in enumerate(name) if character == "."}
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
-    return csv_table(_columns(rows), rows)
+    columns = _columns(rows)
+    return csv_table(columns, [{name: row.get(name) for name in columns} for row in rows])
 
 
 def _parquet(rows: list[dict[str, Any]]) -> bytes:

@@ -204,7 +204,7 @@ def _missed(summary: PipelineSummary) -> list[str]:
 
 
 def _unfinished(summary: PipelineSummary) -> list[str]:
-    return [*(study.study for study in summary.spent if not study.ended), *summary.not_begun]
+    return [*(study.study for study in summary.spent if not study.ended), *summary.to_begin]
 
 
 def _one_run(view: PipelineView) -> Section | None:
@@ -320,8 +320,8 @@ def _spent(view: PipelineView) -> Section:
         scaled("CO2e", "emissions_kg_co2e", fmt.emissions_scale, rows, strong=is_sum),
     ]
     note = (
-        "All of each study: preparation, stopped and failed trials, repeats, the runs whose weights"
-        " were handed on. "
+        "All of each study: preparation, stopped and failed trials, interrupted attempts, repeats,"
+        " the runs whose weights were handed on. "
     )
     note += (
         "The time between them holds the seconds of each call before its meter runs; the energy"

@@ -88,7 +88,7 @@ def croissant_of(study: StudyView, publication: Mapping[str, str | None]) -> str
         study: The study.
         publication: The fields of `Publication` by name.
     """
-    tables = data_files(study.data.records)
+    tables = data_files(study.data.records, is_replay=study.data.provenance.is_replay)
     csv_tables = {name: tables[name] for name in (TRIALS_CSV, EVALUATIONS_CSV)}
     return croissant_text(exported(study), csv_tables, Publication.model_validate(publication))
 
@@ -114,7 +114,8 @@ def pipeline_text(view: PipelineView, form: str) -> str:
         BadInput: If a study lacks what the form needs, or the form is of one model.
     """
     if form == "codecarbon":
-        return emissions_csv(exported(study) for study in view.studies.values())
+        studies = map(exported, view.studies.values())
+        return emissions_csv(studies, of_draft=not view.summary.ended)
     if form == "model-card":
         raise BadInput(
             f"a model card is of one model, but {view.summary.name} trains several; give the folder"

@@ -17,10 +17,14 @@ SAMPLERS = {
 
 
 def trials_text(records: Iterable[TrialRecord]) -> str:
-    """Count trials and repeats, and say how many of them were interrupted or run."""
+    """Count trials, repeats and their interrupted attempts that a later one followed.
+
+    Say also how many trials and repeats are interrupted now, and how many run.
+    """
     records = list(records)
     repeats = sum(record.repeat_of is not None for record in records)
-    counted = fmt.run_counts_text(len(records) - repeats, repeats)
+    interrupted = sum(record.attempt - 1 for record in records)
+    counted = fmt.run_counts_text(len(records) - repeats, repeats, interrupted=interrupted)
     unfinished = ", ".join(unfinished_texts(records))
     return f"{counted} ({unfinished})" if unfinished else counted
 

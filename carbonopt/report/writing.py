@@ -78,7 +78,7 @@ def write_report(
     serious = [caveat.text for caveat in document.caveats if caveat.level is Level.CRITICAL]
     winner_texts = winner.winner_files(data, study.recommendation, winner_files, serious)
     folders = {
-        DATA_FOLDER: data_files(data.records),
+        DATA_FOLDER: data_files(data.records, is_replay=data.provenance.is_replay),
         STANDARDS_FOLDER: standard_files(study),
         PAPER_FOLDER: paper_files(study, document),
         WINNER_FOLDER: {name: text.encode() for name, text in winner_texts.items()},

@@ -106,7 +106,7 @@ class CarbonSampler(Planner, BaseSampler):
         known = _known_quality(quality)
         _check_target(known, target)
         if goal not in ("recommend", "front"):
-            raise ValueError(f"goal must be 'recommend' or 'front', but got {goal!r}.")
+            raise ValueError(f"goal must be 'recommend' or 'front', but got {shortened(goal)}.")
         _check_memory_and_seed(memory_gib, seed)
         _check_space(search_space, listed)
         _check_given(affects, advised)
@@ -229,31 +229,42 @@ class CarbonSampler(Planner, BaseSampler):
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """Return whether a value is a number that a float can hold."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _known_quality(quality: Any) -> Quality:
     if not isinstance(quality, Quality) and quality not in QUALITIES:
-        raise ValueError(f"quality must be one of {', '.join(QUALITIES)}, but got {quality!r}.")
+        raise ValueError(
+            f"quality must be one of {', '.join(QUALITIES)}, but got {shortened(quality)}."
+        )
     return quality if isinstance(quality, Quality) else QUALITIES[quality]
 
 
 def _check_target(quality: Quality, target: Any) -> None:
     if not _is_number(target) or not math.isfinite(target) or quality.beyond(target):
         raise ValueError(
-            f"target must be a finite {quality.name}, {quality.bounds_text}, but got {target!r}."
+            f"target must be a finite {quality.name}, {quality.bounds_text}, but got"
+            f" {shortened(target)}."
         )
 
 
 def _check_memory_and_seed(memory_gib: Any, seed: Any) -> None:
     if memory_gib is not None and not (_is_number(memory_gib) and memory_gib > 0):
         raise ValueError(
-            f"memory_gib must be above 0, or None where it is not known, but got {memory_gib!r}."
+            "memory_gib must be above 0, or None where it is not known, but got"
+            f" {shortened(memory_gib)}."
         )
     if seed is not None and (not isinstance(seed, int) or seed < 0):
         raise ValueError(
             "seed must be a whole number from 0, or None for another one each time, but got"
-            f" {seed!r}."
+            f" {shortened(seed)}."
         )
 
 

@@ -306,10 +306,15 @@ class StudyData(Frozen):
         )
 
     @property
-    def run_counts(self) -> tuple[int, int, int]:
-        """The numbers of trials, of repeats and of probes, in every state."""
+    def run_counts(self) -> tuple[int, int, int, int]:
+        """The numbers of trials, of repeats, of probes and of interrupted attempts.
+
+        Runs count in every state, attempts where a later one followed. `spent_kwh` has the energy
+        of them all.
+        """
         repeats = sum(record.repeat_of is not None for record in self.records)
-        return len(self.records) - repeats, repeats, len(self.probes)
+        interrupted = sum(run.attempt - 1 for run in (*self.records, *self.probes))
+        return len(self.records) - repeats, repeats, len(self.probes), interrupted
 
     def spent_kwh(self) -> float:
         """Return the energy of the whole study so far in kWh, without PUE.

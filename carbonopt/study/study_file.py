@@ -56,7 +56,8 @@ def study_of(values: Mapping[str, Any], folder: Path) -> tuple[StudyConfig, str]
     """Check a study that is given as the mapping that a study file holds.
 
     Args:
-        values: Plain values; tuples may stand for lists, and path objects for paths.
+        values: Plain values; tuples may stand for lists, mappings of any type for dictionaries,
+            and path objects for paths.
         folder: The folder from which relative paths are resolved.
 
     Returns:
@@ -66,7 +67,7 @@ def study_of(values: Mapping[str, Any], folder: Path) -> tuple[StudyConfig, str]
         BadInput: As `load_study`, or if a value is not plain.
     """
     try:
-        plain = json.loads(json.dumps(values, default=_path_text))
+        plain = json.loads(json.dumps(values, default=_plain))
         text = yaml_text(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(
@@ -77,10 +78,16 @@ def study_of(values: Mapping[str, Any], folder: Path) -> tuple[StudyConfig, str]
     return _checked(YamlFile(Path("config"), plain, {}), folder), text
 
 
-def _path_text(value: Any) -> str:
-    """Return the text of a path object, the only value that is not plain and allowed."""
+def _plain(value: Any) -> str | dict[Any, Any]:
+    """Return the text of a path object, or a mapping of any type as a dictionary.
+
+    Raises:
+        TypeError: If the value is neither.
+    """
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     raise TypeError(f"{shown(value)} is of type {type(value).__name__}")
 
 

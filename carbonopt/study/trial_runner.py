@@ -293,4 +293,4 @@ def stored_checkpoint(seen: Snapshot, number: int) -> Checkpoint | None:
 def interruption(paths: StudyPaths) -> StudyInterrupted:
     """Return the error of an interrupted study."""
     report = f"`carbonopt report {shlex.quote(str(paths.root))}`"
-    return StudyInterrupted(f"{INTERRUPTED} {report} reports what there is.")
+    return StudyInterrupted(f"{INTERRUPTED} {report} reports what there is.", is_stored=True)

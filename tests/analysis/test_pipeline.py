@@ -77,6 +77,33 @@ def test_sums_are_those_of_the_steps():
     assert summarise(closed).not_begun == ("dpo",) and not summarise(closed).met
 
 
+def ended(data: StudyData) -> StudyData:
+    return data.model_copy(update={"ended": "its budget of 3 trials is used up"})
+
+
+def test_a_pipeline_ends_with_a_step_that_misses_its_target() -> None:
+    missed, met = ended(with_start(trial(0, perplexity=9.0))), ended(SFT)
+    begun = SFT.model_copy(update={"ended": None})
+    again = trial(3, 1e-3, 5.5, repeat_of=1), trial(4, 2e-3, 4.0, repeat_of=2)
+    both = ended(with_start(*SFT.records, *again))
+    dpo = ended(DPO)
+    for carry, studies, to_begin, has_ended in (
+        (1, {"sft": missed}, (), True),
+        (1, {"sft": begun}, ("dpo",), False),
+        (1, {"sft": met}, ("dpo",), False),
+        (2, {"sft": missed}, (), True),
+        (2, {"sft": both, "dpo": dpo}, ("dpo@sft-2",), False),
+        (2, {"sft": both, "dpo": missed}, ("dpo@sft-2",), False),
+        # Nothing but the recommended configuration was run once more for its weights.
+        (2, {"sft": ended(with_start(*SFT.records, again[0])), "dpo": dpo}, (), True),
+        (1, {"sft": met, "dpo": begun}, (), False),
+    ):
+        data = PipelineData(pipeline=pipeline(carry), studies=studies, sessions=())
+        summary = summarise(data)
+        assert (summary.to_begin, summary.ended) == (to_begin, has_ended), (carry, [*studies])
+        assert set(summary.to_begin) <= set(summary.not_begun)
+
+
 def test_killed_call_lasted_as_long_as_its_studies() -> None:
     """The call stored its own duration when its second study began, 30 s after the first ended."""
     first, second = (

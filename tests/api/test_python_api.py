@@ -14,8 +14,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import ChainMap, UserDict
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -30,10 +32,12 @@ from small_studies import trial
 import carbonopt
 from carbonopt.api.export_forms import FORMATS
 from carbonopt.api.logging_display import LOG
+from carbonopt.core.trial import Failure, TrialState
 from carbonopt.report.assemble import FIGURES
-from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.pipeline_storage import read_study
-from carbonopt.study.study_file import load_study
+from carbonopt.spec.pipeline_file import Pipeline, PipelineStep
+from carbonopt.storage.paths import PipelinePaths, StudyPaths
+from carbonopt.storage.pipeline_storage import Ledger, read_study
+from carbonopt.study.study_file import load_study, study_of
 from carbonopt.study.yaml_file import read_yaml, yaml_text
 
 ROOT = Path(__file__).parents[2]
@@ -81,14 +85,37 @@ def test_the_tables_are_those_of_the_report(study: carbonopt.Study) -> None:
     data = study.folder / "report" / "data"
     whole = pandas.read_parquet(data / "trials.parquet")
     assert "evals" in whole
-    pandas.testing.assert_frame_equal(study.trials, whole[list(study.trials)])
-    assert list(study.trials) == list(pandas.read_csv(data / "trials.csv"))
+    csv = list(pandas.read_csv(data / "trials.csv"))
+    names = [name for name in csv if name in study.trials]
+    pandas.testing.assert_frame_equal(study.trials[names], whole[names])
+    assert list(study.trials)[: len(names)] == names
+    # What no trial of a study has, the report's table has as one empty column, if at all.
+    assert whole[[name for name in csv if name not in names]].isna().all(axis=None)
+    assert study.trials[[name for name in study.trials if name not in names]].isna().all(axis=None)
     read = pandas.read_csv(data / "evaluations.csv")
     pandas.testing.assert_frame_equal(
         study.evaluations, read.astype(study.evaluations.dtypes), check_exact=True
     )
     assert len(study.trials) == 12
     assert len(study.evaluations) == sum(len(evals) for evals in whole["evals"])
+
+
+def test_a_replays_records_have_no_zero_for_what_the_table_lacks(study: carbonopt.Study) -> None:
+    unknown = ["energy_kwh.setup", "duration_s.setup", "duration_s.eval"]
+    assert study.trials[unknown].isna().all(axis=None)
+    data = study.folder / "report" / "data"
+    tables = [pandas.read_csv(data / "trials.csv"), pandas.read_parquet(data / "trials.parquet")]
+    tables.append(
+        pandas.read_csv(io.StringIO(within("export", study.folder, "--format", "csv").stdout))
+    )
+    for table in tables:
+        assert table[unknown].isna().all(axis=None)
+        for part, known in (("energy_kwh", ["train", "eval"]), ("duration_s", ["train"])):
+            sums = table[[f"{part}.{name}" for name in known]].sum(axis=1)
+            numpy.testing.assert_allclose(table[f"{part}.total"], sums)
+    for line in within("export", study.folder).stdout.splitlines():
+        record = json.loads(line)
+        assert record["energy_kwh"]["setup"] is None and record["energy_kwh"]["eval"] is not None
 
 
 def test_the_recommendation_is_that_of_the_command(study: carbonopt.Study) -> None:
@@ -205,7 +232,7 @@ def test_a_home_is_expanded_in_every_function(
     assert carbonopt.load("~/linked").name == study.name
 
 
-@pytest.mark.parametrize("path", ["~nouser/x", "a\0b", "", 5, b"a", ["a"]])
+@pytest.mark.parametrize("path", ["~nouser/x", "a\0b", "", 5, b"a", ["a"], [10**5000]])
 def test_what_is_no_path_is_refused(
     path: Any, study: carbonopt.Study, replay_study: dict, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -218,12 +245,14 @@ def test_what_is_no_path_is_refused(
     ):
         with pytest.raises(carbonopt.BadInput, match=f"^{named} must"):
             call()
+    with pytest.raises(carbonopt.BadInput, match="empty"):
+        carbonopt.load("")
     with pytest.raises(carbonopt.BadInput, match="dir must"):
         carbonopt.load(None)  # type: ignore[arg-type]
     assert [made.name for made in tmp_path.iterdir()] == ["table.jsonl"]
 
 
-@pytest.mark.parametrize("value", [5, None, b"a", ["a"], True])
+@pytest.mark.parametrize("value", [5, None, b"a", ["a"], True, pytest.param(10**5000, id="huge")])
 def test_what_is_no_text_is_refused(value: Any, study: carbonopt.Study, replay_study: dict) -> None:
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: study.figure(value), "figure"),
@@ -250,18 +279,20 @@ def test_no_function_that_stops_is_refused_before_anything_is_made(
 
 def test_tables_have_their_columns_without_a_trial(tmp_path: Path, study: carbonopt.Study) -> None:
     unmeasured = trial(0, energy_kwh=None, duration_s=None, emissions_kg_co2e=None, evals=())
-    for records in ((), (unmeasured,)):
+    failure = Failure(kind="crash", text="It died.")
+    failed = trial(1, perplexity=None, state=TrialState.FAILED, failure=failure, evals=())
+    for records in ((), (unmeasured,), (unmeasured, failed)):
         opened = carbonopt.Study(StudyPaths(tmp_path), small_study(*records))
-        expected = {
-            name
-            for name in study.trials
-            if name.partition(".")[0] not in ("params", "forecast", "failure")
-        }
-        assert expected <= set(opened.trials)
+        expected = {name for name in study.trials if not name.startswith("params.")}
+        assert expected == {name for name in opened.trials if not name.startswith("params.")}
+        assert {"stages.steps.energy_kwh", "gpu_energy_kwh.eval.counter"} <= expected
+        assert {"failure.kind", "forecast.step", "after_reported.duration_s"} <= expected
+        assert not {"failure", "stages", "forecast", "gpu_energy_kwh"} & expected
+        assert opened.trials["failure.kind"].notna().sum() == (failed in records)
         assert set(study.evaluations) == set(opened.evaluations)
         rows = opened.trials[["trial", "state", "quality.value", "energy_kwh.train"]]
         assert (len(rows), len(opened.evaluations)) == (len(records), 0)
-        assert rows["energy_kwh.train"].isna().all()
+        assert rows["energy_kwh.train"].isna()[:1].all()
 
 
 def test_what_is_no_study_is_refused(tmp_path: Path, write_study: Any) -> None:
@@ -327,12 +358,26 @@ def test_a_dictionary_is_checked_as_a_file_is(
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+def test_a_mapping_of_any_type_is_read_as_a_dictionary_is(replay_study: dict) -> None:
+    nested = {**replay_study, "search": MappingProxyType(replay_study["search"])}
+    expected, text = study_of(replay_study, ROOT)
+    for mapping in (MappingProxyType(nested), UserDict(nested), ChainMap(nested)):
+        assert study_of(mapping, ROOT) == (expected, text)
+
+
 def test_plain_values_are_written_so_that_they_are_read_the_same(tmp_path: Path) -> None:
     texts = ["1e-3", "no", "NO", "true", "2024-01-01", "1:30", "0x1f", ".5", "=", "", "null", "é\n"]
     shared = [*texts, "+", "-", "@", "\t"]
     values = {"a": shared, "b": shared, "c": [1e-3, 1e300, 10**30, None, True, 0.1 + 0.2]}
     (tmp_path / "x.yaml").write_text(yaml_text(values))
     assert read_yaml(tmp_path / "x.yaml", "x").values == values
+
+
+def test_a_pipeline_is_refused_before_a_license_is_asked_for(tmp_path: Path) -> None:
+    step = PipelineStep(step="one", study="one.yaml")
+    Ledger(pipeline=Pipeline(name="chain", pipeline=(step,))).save(PipelinePaths(tmp_path))
+    done = within("export", tmp_path, "--format", "croissant")
+    assert done.returncode == 2 and "license" not in done.stderr and str(tmp_path) in done.stderr
 
 
 def test_a_pipeline_is_for_the_command(tmp_path: Path, replay_study: dict) -> None:
@@ -402,6 +447,29 @@ def test_a_study_runs_in_a_thread_and_can_be_stopped(wide_replay: dict, tmp_path
     assert "call again" in str(ended[0]) and str(tmp_path / "out") in str(ended[0])
     assert len(ended[1].trials) == 25 and ended[1].ended is not None
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_call_that_stops_before_its_study_begins_names_nothing_to_read(
+    replay_study: dict, tmp_path: Path
+) -> None:
+    asked = [0]
+
+    def at_the_second() -> bool:
+        asked[0] += 1
+        return asked[0] > 1
+
+    for number, (should_stop, can_be_read) in enumerate(
+        ((lambda: True, False), (at_the_second, True))
+    ):
+        folder = tmp_path / str(number)
+        with pytest.raises(carbonopt.StudyInterrupted) as stopped:
+            carbonopt.run(replay_study, folder, should_stop=should_stop)
+        assert ("carbonopt.load" in str(stopped.value)) == can_be_read
+        if can_be_read:
+            assert len(carbonopt.load(folder).trials) == 0
+        else:
+            with pytest.raises(carbonopt.BadInput):
+                carbonopt.load(folder)
 
 
 @pytest.mark.slow
@@ -577,7 +645,7 @@ def test_a_users_script_passes_mypy_in_its_strict_mode(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("target", ["0.9", True, [6.0], float("nan")])
+@pytest.mark.parametrize("target", ["0.9", True, [6.0], float("nan"), 10**400, [-(10**5000)]])
 def test_a_target_that_is_no_number_is_refused(study: carbonopt.Study, target: object) -> None:
     with pytest.raises(carbonopt.BadInput, match="target"):
         study.recommend(target)

@@ -215,6 +215,28 @@ def test_a_pipeline_has_a_report_for_each_step_and_the_sum():
     assert json.loads(pipeline_text(missed, "sci"))["steps"].keys() == {"sft", "dpo"}
 
 
+def test_only_a_pipeline_that_goes_on_is_a_draft():
+    missed = with_start(trial(0, perplexity=9.0))
+    for studies, status in (({"sft": missed}, "final"), ({"sft": SFT}, "draft")):
+        view = view_of(**studies)
+        assert json.loads(pipeline_text(view, "sci"))["status"] == status
+        table = csv.DictReader(io.StringIO(pipeline_text(view, "codecarbon")))
+        assert {row["project_name"].endswith("(draft)") for row in table} == {status == "draft"}
+
+
+def test_a_replay_is_marked_in_every_form_that_it_has(finished_study):
+    def exported(form: str) -> str:
+        return within("export", finished_study, "--format", form).stdout
+
+    table = list(csv.DictReader(io.StringIO(exported("codecarbon"))))
+    assert {(row["timestamp"], "(replay)" in row["project_name"]) for row in table} == {("", True)}
+    assert "recorded runs" in json.loads(exported("sci"))["boundary"]
+    assert "recorded runs" in exported("model-card")
+    trained = gpu_study(on_gpu(0))
+    assert "recorded runs" not in known(trained, "sci")["boundary"]
+    assert not any("(replay)" in row["project_name"] for row in rows(trained))
+
+
 def test_the_command_prints_a_form_or_says_why_not(finished_study):
     table = within("export", finished_study, "--format", "codecarbon")
     assert table.returncode == 0 and table.stdout.startswith("timestamp,project_name,")

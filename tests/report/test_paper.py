@@ -36,6 +36,7 @@ from carbonopt.report.document import Document
 from carbonopt.report.paper.paper_files import paper_files
 from carbonopt.report.paper.paper_text import bibliography, checklist, methods, statement
 from carbonopt.report.render.latex import _SHOWN, MOST_ROWS, escape, tables
+from carbonopt.report.standards import standard_text
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import Hardware, Intensity, StudyData
 
@@ -249,6 +250,16 @@ def test_the_methods_say_how_the_energy_of_each_component_is_known() -> None:
 def checklist_of(data: StudyData) -> str:
     view = StudyView(data)
     return checklist(view, whole(view))
+
+
+def test_attempts_whose_energy_counts_are_named_with_the_runs() -> None:
+    lost = {"attempt": 3, "earlier_attempts_energy_kwh": 1e-3}
+    data = gpu_study(on_gpu(0), on_gpu(1, **lost))
+    assert data.run_counts == (2, 0, 0, 2)
+    view = StudyView(data)
+    described = str(json.loads(standard_text(view, "boamps"))["task"])
+    texts = checklist_of(data), statement(view, whole(view)), described
+    assert all("2 trials and 2 interrupted attempts" in text.replace("~", " ") for text in texts)
 
 
 def answers(data: StudyData) -> dict[str, tuple[str, str]]:

@@ -473,6 +473,8 @@ def test_trials_that_were_interrupted_or_run_are_named_in_the_count() -> None:
     records = [*done, repeat(2, 0, 4.0), trial(3, **stopped), trial(4, **running)]
     assert trials_text(records) == "4 trials and 1 repeat (1 interrupted, 1 running)"
     assert trials_text([]) == "0 trials"
+    again = [trial(0, attempt=3), trial(1, attempt=2)]
+    assert trials_text(again) == "2 trials and 3 interrupted attempts"
     view = StudyView(missed(*done, trial(2, **stopped), target=6.0))
     (own,) = (tile for tile in tiles(view) if tile.label == "The study itself")
     assert own.note.endswith(trials_text(view.data.records))

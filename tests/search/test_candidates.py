@@ -334,6 +334,9 @@ def test_a_complete_trials_value_is_its_end_whatever_its_curve_says(last: float)
         ({"memory_gib": math.nan}, "memory_gib must be above 0"),
         ({"memory_gib": "80"}, "memory_gib must be above 0"),
         ({"target": "7"}, "target must be a finite perplexity, at least 1, but got '7'"),
+        ({"target": 10**400}, "target must be a finite perplexity.*, but got a whole number"),
+        ({"memory_gib": 10**5000}, "memory_gib must be above 0"),
+        ({"goal": 10**5000}, "goal must be"),
         ({"target": True}, "target must be a finite perplexity, at least 1, but got True"),
         (
             {"seed": -1},
