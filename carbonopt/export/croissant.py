@@ -136,7 +136,7 @@ def _records(name: str, content: bytes) -> dict[str, Any]:
                 "@type": "cr:Field",
                 "@id": f"{records}/{column}",
                 "name": column,
-                "dataType": _data_type(cells),
+                "dataType": _data_type(column, cells),
                 "source": {"fileObject": {"@id": name}, "extract": {"column": column}},
             }
             for column, cells in columns.items()
@@ -144,9 +144,11 @@ def _records(name: str, content: bytes) -> dict[str, Any]:
     }
 
 
-def _data_type(cells: Sequence[str]) -> str:
+def _data_type(column: str, cells: Sequence[str]) -> str:
     """Return the type of a column; readers take a column of whole numbers with gaps for floats."""
     known = [cell for cell in cells if cell]
+    if not known and any(part.endswith(("_kwh", "_s")) for part in column.split(".")):
+        return "sc:Float"
     if known and all(cell in ("True", "False") for cell in known):
         return "sc:Boolean" if len(known) == len(cells) else "sc:Text"
     if known and len(known) == len(cells) and all(cell.lstrip("-").isdigit() for cell in known):

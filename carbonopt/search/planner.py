@@ -224,6 +224,7 @@ class Planner:
         values, probe = None if index is None else candidates[index], None
         if values is not None and probing is not None:
             alike = self._not_failed(space.alike(values, tried), probes)
+            alike = self._may_meet(alike, knowledge, distributions)
             alike = self._may_save(alike, meeting, distributions)
             chance = 0.0 if proposal is None else proposal.chance
             values, probe = self._with_settings(values, alike, knowledge, probing, chance, rng)

@@ -193,7 +193,8 @@ def _check_is_local(value: Any, keys: tuple[str, ...]) -> None:
         if isinstance(path, str) and is_address(path):
             raise BadInput(
                 f"{'.'.join(keys)} must be a path on this machine, but is an address; what was"
-                " found isn't shown, because it may hold a password.",
+                " found isn't shown, because it may hold a password. If it is a file's name, write"
+                " ./ before it.",
                 keys=keys,
             )
 

@@ -686,7 +686,7 @@ WRONG: list[tuple[str, str, str, list[str]]] = [
     ("sft", "--out", "empty", ["--out", "empty", "there already"]),
     ("sft", "--out", "...", ["'...'"]),
     ("sft", "--out", "a" * 300, ["--out", "aaa", "too long"]),
-    ("sft", "--data", "", ["--data", "''"]),
+    ("sft", "--data", "", ["--data", "empty"]),
     ("sft", "--data", "~foo/x", ["--data", "'~foo/x'"]),
     ("sft", "--model", "~nouser/x", ["--model", "'~nouser/x'"]),
     ("sft", "--model", "a/..", ["--model", "'a/..'"]),

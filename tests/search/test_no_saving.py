@@ -21,6 +21,7 @@ from carbonopt.core.values import as_typed, stepped
 from carbonopt.search.candidates import draw
 from carbonopt.search.inner_samplers import INNER, ValidSampler
 from carbonopt.search.observation import of_record
+from carbonopt.search.probe_plan import Probing
 from carbonopt.search.sampler import CarbonSampler
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.study.study_file import parse_study
@@ -176,6 +177,39 @@ def test_a_configuration_of_which_one_seed_met_the_target_is_not_given_up(
         for end in ends
     ]
     assert sampler.plan(trials, space, len(ends)).left.missing == missing
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_probed_settings_train_like_a_trial_that_missed_the_target(seed: int) -> None:
+    """Settings that a probe may choose differ from the proposed ones in the micro batch, too."""
+    choices = {"learning_rate": [1e-4, 3e-4], "micro_batch_size_per_gpu": [2, 4, 8]}
+    space = {
+        name: CategoricalDistribution(values)
+        for name, values in {**choices, "zero_stage": STAGES, "epochs": [1]}.items()
+    }
+    sampler = CarbonSampler(
+        "accuracy",
+        TARGET,
+        search_space=space,
+        complete=lambda values: {**values, "global_batch_size": 8},
+        seed=seed,
+    )
+    missed = {"learning_rate": 3e-4, "micro_batch_size_per_gpu": 8, "epochs": 1}
+    trials = [
+        create_trial(
+            params={**missed, "zero_stage": 2, **changes},
+            distributions=space,
+            values=[cost, accuracy],
+            user_attrs={"curve": [[50, accuracy - 0.1], [100, accuracy]], "total_steps": 100},
+        )
+        for changes, accuracy, cost in (({}, 0.7995, 1.2), ({"learning_rate": 1e-4}, 0.5, 3.0))
+    ]
+    for number, trial in enumerate(trials):
+        trial.number = number
+    for probing in (None, Probing(10, 0.01)):
+        planned = sampler.plan(trials, space, len(trials), probing=probing).values
+        assert planned is not None
+        assert any(planned[name] != value for name, value in missed.items())
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -519,7 +519,7 @@ def test_exported_records_have_the_quality(searched: Ended) -> None:
     exported = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(exported) == len(searched.data.records)
     for line, record in zip(exported, searched.data.records, strict=True):
-        assert TrialRecord.from_json(line) == record
+        assert line == record.as_exported(is_replay=True)
         assert line["quality"]["name"] == "accuracy" and line["quality"]["value"] == record.value
         if record.state is TrialState.COMPLETE:
             assert line["quality"]["sum"] / line["quality"]["count"] == record.value

@@ -236,8 +236,19 @@ def _first_values(path: Path) -> list[dict[str, Any]]:
             ]
         named = _parquet_texts(path) if suffix == ".parquet" else column_names(path)
         names = [name for name, times in Counter(named).items() if times == 1]
+        if suffix == ".parquet":
+            names = [name for name in names if _has_readable_rows(path, name)]
         rows = itertools.islice(READERS[suffix](path, names), _MOST_FOR_TEXT)
         return [row.values for row in rows]
+
+
+def _has_readable_rows(path: Path, name: str) -> bool:
+    """Return whether the first rows of a column can be read; one that nobody reads need not be."""
+    try:
+        list(itertools.islice(READERS[".parquet"](path, [name]), _MOST_FOR_TEXT))
+    except BadInput:
+        return False
+    return True
 
 
 def _texts_in(value: Any) -> Iterator[str]:
@@ -249,7 +260,7 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _parquet_texts(path: Path) -> list[str]:
-    """Return the names of the columns that may hold text, of which all values can be read."""
+    """Return the names of the columns that may hold text."""
     import pyarrow.parquet
 
     schema = pyarrow.parquet.read_schema(path)
