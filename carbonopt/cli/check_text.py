@@ -136,7 +136,7 @@ def _script_inputs(config: StudyConfig) -> str:
 
 def _columns(checked: CheckedStudy) -> str:
     """Name the columns of the data files that trials read and those that they don't, if any."""
-    columns = checked.columns
+    columns = checked.columns()
     if not columns.unread:
         return ""
     return f"the columns {quoted_names(columns.read)}; not {quoted_names(columns.unread)}"

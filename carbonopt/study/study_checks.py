@@ -42,9 +42,6 @@ class Columns(NamedTuple):
     unread: tuple[str, ...] = ()  # those with text in its files that no trial reads
 
 
-_NO_COLUMNS = Columns()
-
-
 @dataclass(frozen=True)
 class CheckedStudy:
     """A valid study file, with all that can be known of the study without starting anything."""
@@ -63,7 +60,6 @@ class CheckedStudy:
     # Facts about the training that the study file has; None: it describes no training.
     facts: Facts | None = None
     notes: tuple[str, ...] = ()  # notes on settings that may not be what was meant
-    columns: Columns = _NO_COLUMNS
     tells_steps: bool = True  # False: a script that has none of carbonopt's lines
 
     @property
@@ -113,6 +109,21 @@ class CheckedStudy:
         return advised(
             self.facts.model_copy(update={**known, "train_examples": prepared.train_examples})
         )
+
+    def columns(self) -> Columns:
+        """Return the columns of the data set; reads the first rows of its files.
+
+        Raises:
+            BadInput: If they can't be read.
+        """
+        workload = self.config.workload
+        if workload is None or not self.config.launch.trains:
+            return Columns()
+        dataset = task_for(workload.model_dump(mode="json")).workload.dataset
+        if dataset is None:
+            return Columns()
+        files = list(map(Path, dataset.train_files or ()))
+        return Columns(dataset.columns, tuple(unread_columns(files, dataset.columns)))
 
     def earlier_placed(self) -> list[int]:
         """Count, for each prior study, the trials that can be mapped to this study's space."""
@@ -228,11 +239,9 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
     engine.check(space)
     notes: tuple[str, ...] = ()
     tells_steps = True
-    columns = _NO_COLUMNS
     if task is not None and config.launch.trains:
         _check_task(task, dimensions, config)
         notes, tells_steps = task.notes(dimensions, config.quality), task.tells_steps
-        columns = _columns(task)
     trace = None if config.carbon.trace is None else read_trace(Path(config.carbon.trace))
     earlier = _prior_trials(config)
     return CheckedStudy(
@@ -247,7 +256,6 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
         auto=auto,
         facts=facts,
         notes=notes,
-        columns=columns,
         tells_steps=tells_steps,
     )
 
@@ -261,14 +269,6 @@ def _check_task(task: Task, dimensions: Space, config: StudyConfig) -> None:
             "confirm runs a configuration again with other seeds: workload.command must have {seed}"
         )
         raise BadInput(f"{must}, but hasn't; put it in, or leave confirm out.")
-
-
-def _columns(task: Task) -> Columns:
-    dataset = task.workload.dataset
-    if dataset is None:
-        return _NO_COLUMNS
-    files = list(map(Path, dataset.train_files or ()))
-    return Columns(dataset.columns, tuple(unread_columns(files, dataset.columns)))
 
 
 def _forecast_or_error(
