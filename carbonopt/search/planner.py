@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -212,9 +213,8 @@ class Planner:
         space = self._candidates(distributions, queued or {})
         tried = tried_in(trials, distributions)
         untried = space.untried(tried, centres, rng)
-        working = self._not_failed(untried, probes)
-        promising = self._may_meet(working, knowledge, distributions)
-        candidates = self._may_save(promising, meeting, distributions)
+        worth_trying = partial(self._worth_trying, knowledge, meeting, distributions, probes)
+        working, promising, candidates = worth_trying(untried)
         completed = [self._completed(values) for values in candidates]
         # Also in an infinite space, see `propose`.
         by_mean = self._confirmed or space.listed is None
@@ -223,9 +223,7 @@ class Planner:
         )
         values, probe = None if index is None else candidates[index], None
         if values is not None and probing is not None:
-            alike = self._not_failed(space.alike(values, tried), probes)
-            alike = self._may_meet(alike, knowledge, distributions)
-            alike = self._may_save(alike, meeting, distributions)
+            *_, alike = worth_trying(space.alike(values, tried))
             chance = 0.0 if proposal is None else proposal.chance
             values, probe = self._with_settings(values, alike, knowledge, probing, chance, rng)
         fitting = (
@@ -244,6 +242,24 @@ class Planner:
         return NextTrial(
             values, proposal, knowledge, probe, left, frozenset(trial.number for trial in meeting)
         )
+
+    def _worth_trying(
+        self,
+        knowledge: Knowledge,
+        meeting: Sequence[Observation],
+        distributions: Distributions,
+        probes: Sequence[Observation],
+        values: Sequence[Values],
+    ) -> tuple[list[Values], list[Values], list[Values]]:
+        """Return the configurations that are left after each reason to leave some out.
+
+        Returns:
+            Those that have not failed in a probe; of them, those that may meet the target; and of
+            these, those that may save something.
+        """
+        working = self._not_failed(values, probes)
+        promising = self._may_meet(working, knowledge, distributions)
+        return working, promising, self._may_save(promising, meeting, distributions)
 
     def _not_failed(self, values: Sequence[Values], probes: Sequence[Observation]) -> list[Values]:
         """Return the configurations whose settings have not failed in a probe."""
