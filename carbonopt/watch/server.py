@@ -40,6 +40,7 @@ _SEND_TIMEOUT_S = 60.0  # a page that takes nothing for so long has to connect a
 _TICK_S = 0.5  # how often the server looks whether it shall end
 _LAST_WORDS_S = 2  # how long streams may take to end
 _DRAWN_WITHIN_S = 1.0  # longest wait at the end for what is being drawn
+_DRAWN_AT_LAST_S = 10.0  # the same before an error is raised, after which Python itself ends
 _MOST_CONNECTIONS = 500
 _NEVER_S = 10**9
 _MISDIRECTED = 421
@@ -175,6 +176,7 @@ def serve(watcher: Watcher, listener: socket.socket) -> None:
     watcher.end()
     has_ended = watcher.join(_DRAWN_WITHIN_S)
     if watcher.error is not None:
+        watcher.join(_DRAWN_AT_LAST_S)
         raise watcher.error
     if not has_ended:
         # A thread that still draws by a library in C++ when Python ends would abort the process.
