@@ -115,10 +115,9 @@ def assert_same_as_storage(server: MlflowServer, experiment: str, out: Path) -> 
         points = [(point["step"], point["value"]) for point in done["evals"]]
         final = [] if done["quality"]["value"] is None else [points[-1]]
         assert run.history("perplexity") == sorted(points + final)
-        for name in ("train", "setup", "eval", "total"):
-            assert run.metrics[f"carbonopt/{name}_kwh"] == pytest.approx(
-                done["energy_kwh"][name], rel=1e-9
-            )
+        for name, kwh in done["energy_kwh"].items():
+            sent = run.metrics.get(f"carbonopt/{name}_kwh")
+            assert sent is None if kwh is None else sent == pytest.approx(kwh, rel=1e-9)
         assert run.metrics["carbonopt/emissions_kg_co2e"] == pytest.approx(
             done["emissions_kg_co2e"], rel=1e-9
         )

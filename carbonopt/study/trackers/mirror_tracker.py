@@ -144,9 +144,12 @@ def point_metrics(point: EvalPoint, data: StudyData) -> dict[str, float]:
     return _known(metrics.items())
 
 
-def record_metrics(record: TrialRecord) -> dict[str, float]:
-    """Return the metrics of a trial at its end: energies in kWh, durations in s, emissions."""
-    energies, durations = record.energy_kwh, record.duration_s
+def record_metrics(record: TrialRecord, data: StudyData) -> dict[str, float]:
+    """Return the metrics of a trial at its end: energies in kWh, durations in s, emissions.
+
+    What is null in an export, because it is not known, is left out.
+    """
+    exported = record.as_exported(is_replay=data.provenance.is_replay)
     metrics: dict[str, float | None] = {
         record.quality.name: record.value,
         f"{PREFIX}emissions_kg_co2e": record.emissions_kg_co2e,
@@ -154,10 +157,9 @@ def record_metrics(record: TrialRecord) -> dict[str, float]:
         f"{PREFIX}gpu_utilisation": record.gpu_utilisation,
         f"{PREFIX}cpu_wait_fraction": record.cpu_wait_fraction,
     }
-    if energies is not None:
-        metrics |= {f"{PREFIX}{name}_kwh": value for name, value in energies}
-    if durations is not None:
-        metrics |= {f"{PREFIX}{name}_s": value for name, value in durations}
+    for quantity, unit in (("energy_kwh", "kwh"), ("duration_s", "s")):
+        parts = exported[quantity] or {}
+        metrics |= {f"{PREFIX}{name}_{unit}": value for name, value in parts.items()}
     if record.earlier_attempts_energy_kwh:
         metrics[f"{PREFIX}earlier_attempts_kwh"] = record.earlier_attempts_energy_kwh
     return _known(metrics.items())

@@ -117,7 +117,7 @@ class MlflowTracker(MirrorTracker):
         reason = {} if record.stop_reason is None else {"carbonopt.stop_reason": record.stop_reason}
         tags = {_STATE: record.state, _ATTEMPT: str(record.attempt), **reason}
         step = record.evals[-1].step if record.evals else 0
-        self._log(run.key, {step: record_metrics(record)}, tags=tags)
+        self._log(run.key, {step: record_metrics(record, self.study)}, tags=tags)
         status = "FINISHED" if record.state in ENDED_WELL else "FAILED"
         self._client.set_terminated(run.key, status, _milliseconds(end_of(record)))
 

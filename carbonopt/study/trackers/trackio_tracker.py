@@ -67,7 +67,7 @@ class TrackioTracker(MirrorTracker):
         outcome = {_STATE: str(record.state), "stop_reason": record.stop_reason}
         self._configs[run.key] |= {name: value for name, value in outcome.items() if value}
         step = record.evals[-1].step if record.evals else 0
-        self._log(run, {step: record_metrics(record)})
+        self._log(run, {step: record_metrics(record, self.study)})
 
     def delete_run(self, run: MirrorRun) -> None:
         if not self._storage.delete_run(self._project, self._run_name(run), run.key):
