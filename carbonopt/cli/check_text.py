@@ -6,6 +6,7 @@ from typing import Any
 
 from carbonopt.analysis.concurrency import price
 from carbonopt.core.format import count_text, quoted_names
+from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
 from carbonopt.space.auto_space import known_before
 from carbonopt.space.search_space import SearchSpace, describe, is_integer
@@ -220,8 +221,8 @@ def _cost(checked: CheckedStudy) -> str:
     carbon = checked.config.carbon
     bounds = [] if budget.energy_kwh is None else [(budget.energy_kwh, "")]
     if budget.emissions_kg_co2e is not None:
-        g_co2e_per_kwh = checked.intensity.g_co2e_per_kwh * carbon.pue
-        bounds.append((budget.emissions_kg_co2e * 1000 / g_co2e_per_kwh, ""))
+        of_one_kwh = emissions_kg_co2e(1.0, checked.intensity.g_co2e_per_kwh, carbon.pue)
+        bounds.append((budget.emissions_kg_co2e / of_one_kwh, ""))
     if power_w is not None and budget.hours is not None:
         rest = "" if carbon.objective == "gpu" else ", and what the CPU and the RAM use meanwhile"
         of_gpus = f" in GPUs that draw up to {power_w:g} W{rest}"
