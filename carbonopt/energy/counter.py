@@ -17,8 +17,11 @@ _IDLE_WINDOWS, _IDLE_WINDOW_S = 5, 1.0
 # and a window is to end after ten of them in both cases.
 _SHORTEST_WINDOW_S = 0.95
 _POLL_S = 0.002
-# A counter ticks every 0.1 s on an H200; a counter that stands still for this long is dead.
-_DEAD_AFTER_S = 1.0
+# A counter ticks every 0.1 s on an H200; a component whose counter stands still for this long has a
+# dead sensor.
+DEAD_AFTER_S = 1.0
+# A first tick may count the energy of a time before the reading that came before it.
+_EARLIER_TICK_S = 1.0
 _JOULES_PER_MILLIJOULE = 1e-3
 # Two samples of the power that are farther apart say nothing of the time between them.
 _SAMPLES_APART_S = 0.1
@@ -47,7 +50,7 @@ class EnergyCounters:
         or jumped.
         """
         now_mj, now_s = self._read_mj(), time.monotonic()
-        most_mj = _MOST_W * 1000 * (now_s - self._last_s + _DEAD_AFTER_S)
+        most_mj = _MOST_W * 1000 * (now_s - self._last_s + _EARLIER_TICK_S)
         for index, before, now in zip(self.indices, self._last_mj, now_mj, strict=True):
             went = f"GPU {index} went from {before} to {now} mJ"
             if now < before:
@@ -57,7 +60,7 @@ class EnergyCounters:
                 )
                 raise MeasurementError(f"an energy counter only grows, but that of {went}: {why}")
             if now - before > most_mj:
-                within = f"within {now_s - self._last_s:.1f} s. Take another GPU."
+                within = f"within {now_s - self._last_s:.1f} s. Run the same command again."
                 raise MeasurementError(
                     f"no GPU draws {_MOST_W:g} W, but the counter of {went} {within}"
                 )
@@ -176,10 +179,8 @@ def measure_idle(
         ):
             if energy_j != before:
                 gpu_ticks.append((now_s, energy_j))
-            elif now_s - (gpu_ticks[-1][0] if gpu_ticks else began) > _DEAD_AFTER_S:
-                still = (
-                    f"stood still for {_DEAD_AFTER_S:g} s. Look at what `carbonopt doctor` says."
-                )
+            elif now_s - (gpu_ticks[-1][0] if gpu_ticks else began) > DEAD_AFTER_S:
+                still = f"stood still for {DEAD_AFTER_S:g} s. Look at what `carbonopt doctor` says."
                 raise MeasurementError(
                     f"a running GPU uses energy, but the counter of GPU {index} {still}"
                 )

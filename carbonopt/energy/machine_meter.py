@@ -14,7 +14,7 @@ from carbonopt.core.errors import MeasurementError
 from carbonopt.core.trial import READINGS_APART_S, TRIAL_PHASES, Phase
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.energy.codecarbon import CodeCarbonTotals, has_rapl, power_models
-from carbonopt.energy.counter import EnergyCounters, measure_idle
+from carbonopt.energy.counter import DEAD_AFTER_S, EnergyCounters, measure_idle
 from carbonopt.energy.host_attribution import HostAttribution, HostUse
 from carbonopt.energy.meter import EnergyWindows
 from carbonopt.energy.meter_reading import (
@@ -27,8 +27,6 @@ from carbonopt.energy.meter_reading import (
 from carbonopt.energy.slurm_energy import StepEnergy
 from carbonopt.spec.study_data import EnergySource
 
-# A component that uses no energy for longer than this has a dead sensor.
-_LONGEST_ZERO_S = 1.0
 _TICKS_OF_A_POWER = 3  # shortest window, in a counter's ticks, from which power is computed
 
 
@@ -364,7 +362,7 @@ class MachineMeter(EnergyWindows):
     def _refuse_silence(self) -> None:
         # Time between the two readings, without the time that the first one took, which is long on
         # a busy machine.
-        if self._latest.at_s - self._window_start.read_by_s <= _LONGEST_ZERO_S:
+        if self._latest.at_s - self._window_start.read_by_s <= DEAD_AFTER_S:
             return
         opened, latest = self._window_start, self._latest
         silent = ["CPU"] if latest.codecarbon_cpu_kwh <= opened.codecarbon_cpu_kwh else []
