@@ -260,20 +260,22 @@ def _is_refuted(candidate: Configuration, target: Target) -> bool:
 
 def _following(
     evidence: Evidence,
-    but: Collection[Configuration],
+    excluded: Collection[Configuration],
     start: Configuration | None,
     config: StudyConfig,
 ) -> Configuration | None:
     """Return the configuration that the next run belongs to; None if none is left.
 
     Args:
-        but: configurations that are left out.
+        excluded: configurations that get no further run.
         start: the start configuration, if it completed.
     """
     assert config.confirm is not None
     tried, target, seeds = evidence.configurations, config.target.at(), config.confirm.seeds
     winner = _cheapest_confirmed(evidence)
-    unfinished = [candidate for candidate in tried if candidate.n < seeds and candidate not in but]
+    unfinished = [
+        candidate for candidate in tried if candidate.n < seeds and candidate not in excluded
+    ]
     may_hold = [
         candidate
         for candidate in unfinished

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
-# The exit codes of the command line. 0 and 3: the study ended, and a configuration is recommended
-# for its target or none is. 1 is for everything that the others don't name.
+# The exit codes of the command line. Commands that answer end with 0 if a configuration is
+# recommended for the target, and with 3 if none is; others end with 0 if they did what was asked. 1
+# is for everything that the others don't name.
 EXIT_MET, EXIT_OTHER, EXIT_BAD_INPUT, EXIT_NOT_MET, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 # System errors when a disk is full, or the machine fails.

@@ -1,8 +1,9 @@
 """The cap, and the rule that stops a running trial which passes it, or is projected to.
 
 `study.trial_runner` gives a trial its cap when it begins. The start configuration and repeats have
-none, nor has any trial of a study that searches the whole front. `study.trial_watch` asks the rule
-while the trial runs, until its last step or the step at which it becomes an audit.
+none, nor has any trial of a study that searches the whole front or has `search.pruning.cap: false`.
+`study.trial_watch` asks the rule while the trial runs, until its last step or the step at which it
+becomes an audit.
 """
 
 import math

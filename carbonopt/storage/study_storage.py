@@ -233,7 +233,7 @@ class StudyStorage:
         self.study.set_user_attr("config", config.model_dump(mode="json"))
         self.study.set_user_attr("provenance", provenance.model_dump(mode="json"))
 
-    def check_same(self, config: StudyConfig, where: str, *, joins: bool) -> None:
+    def check_same_settings(self, config: StudyConfig, where: str, *, joins: bool) -> None:
         """Raise BadInput if the storage holds another study, naming the first key that differs.
 
         With `joins`, `launch` may differ, for a worker that brings devices of its own, but not the
@@ -263,7 +263,7 @@ class StudyStorage:
             )
             raise BadInput(f"--worker: {rule}, but this one has {own}, not {theirs}.")
 
-    def check_alike(self, own: Provenance, *, joins: bool) -> None:
+    def check_same_devices(self, own: Provenance, *, joins: bool) -> None:
         """Raise BadInput if this call's trials would not be comparable with the study's.
 
         Args:

@@ -115,12 +115,12 @@ class StartSchedule:
 
     Args:
         checked: the study.
-        first_call: when the study was first called.
+        first_called_at: when the study was first called.
         warn: is told, once, why the study does not wait.
     """
 
     checked: CheckedStudy
-    first_call: datetime
+    first_called_at: datetime
     warn: Callable[[str], None]
     # of the last plan: the saving that was smaller than `at_least_saving`; None: there was none
     forgone_saving: float | None = None
@@ -141,12 +141,12 @@ class StartSchedule:
             remaining: how long the rest of the study takes; None: nothing is known of it, so that
                 a first trial has to tell.
             now: the time.
-            waits: whether the study waits already. Then every further saving is taken.
+            waits: whether the study waits already. Then `at_least_saving` no longer applies.
         """
         schedule = self.checked.config.schedule
         if schedule is None:
             return None
-        finish_by = schedule.deadline(self.first_call)
+        finish_by = schedule.deadline(self.first_called_at)
         if finish_by <= now:
             self._say(f"schedule.finish_by, {_minute(finish_by)}, has passed: it goes on at once")
             return None
@@ -241,7 +241,7 @@ def plan_first(
 ) -> PlannedStart | None:
     """Return when a study that is called now would begin; None: at once.
 
-    It then takes `budget.hours`; where a Slurm job runs it, no longer than the job.
+    It is taken to last for `budget.hours`; where a Slurm job runs it, no longer than the job.
     """
     schedule = StartSchedule(checked, now, warn)
     return schedule.plan((), _whole_duration(checked), now, waits=False)

@@ -51,7 +51,7 @@ def begin_study(
     session.before_measuring()
     remember_storage(session.paths, session.url, checked.config.name)
     if stored is not None:
-        stored.check_alike(provenance, joins=joins)
+        stored.check_same_devices(provenance, joins=joins)
         if joins:
             return stored
         # Clear the end first: if this call were killed before it stores the new study file, the

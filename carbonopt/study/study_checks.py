@@ -194,7 +194,7 @@ def as_resumed(
             checked = as_prepared(checked, folder)
         elif prepared.auto is not None:
             checked = checked.settled(prepared)
-    stored.check_same(checked.config, where, joins=joins)
+    stored.check_same_settings(checked.config, where, joins=joins)
     before, config = stored.read(), checked.config
     if joins:
         led = {"budget": before.config.budget, "confirm": before.config.confirm}

@@ -177,13 +177,13 @@ def _piece(value: Any, file: YamlFile, folder: Path, keys: tuple[str, ...]) -> A
         )
     if not isinstance(value, str) or (name, value) == ("search.space", AUTO):
         return value
-    _check_is_local(value, keys)
+    _check_no_address(value, keys)
     piece = read_yaml(folder / expanded(value), name)
     file.add_piece(keys, piece)
     return piece.values
 
 
-def _check_is_local(value: Any, keys: tuple[str, ...]) -> None:
+def _check_no_address(value: Any, keys: tuple[str, ...]) -> None:
     """Check that no path is an address, which an error would show with its password.
 
     Raises:
@@ -392,7 +392,7 @@ def _resolved(
             settings, which refuse it with what to do instead.
     """
     if absolute not in (_hub_name_or_folder, _unless_address):
-        _check_is_local(value, keys)
+        _check_no_address(value, keys)
     return absolute(folder, value)
 
 

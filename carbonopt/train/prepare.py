@@ -136,7 +136,7 @@ def _chosen(spec: PrepareSpec, prepared: Prepared) -> PrepareSpec:
 def _memory(
     task: TrainingTask, spec: PrepareSpec, folder: PreparedFolder, prepared: Prepared
 ) -> ModelMemory | None:
-    """Return the memory estimate that the report shows beside the measured memory of GPUs.
+    """Return what the search and the report estimate the memory of GPUs from.
 
     None on a CPU, whose memory is measured otherwise, and where no estimate can be made, which
     stops no study.
