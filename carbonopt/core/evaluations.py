@@ -16,6 +16,8 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.refusals import first_refusal
 from carbonopt.core.values import Finite, Frozen, Whole
 
+_LEARNED = 0.1  # a training has learned if its loss has fallen by more than this share
+
 
 class EvalPoint(Frozen):
     step: Whole
@@ -56,6 +58,24 @@ class EvalPoint(Frozen):
     def loss(self, quality: Quality) -> float:
         """Return the loss as `Quality.loss` does; NaN where the sum was not finite."""
         return math.nan if self.sum is None else quality.loss(self.sum / self.count)
+
+
+def breakdown(losses: Sequence[float]) -> int | None:
+    """Return the place of the first loss after a training's breakdown; None: it did not break down.
+
+    A training breaks down if its loss, after it had fallen by more than a tenth, rises above the
+    first one from one evaluation to the next, and stays above it.
+
+    Args:
+        losses: the losses of a training's evaluations, in their order.
+    """
+    stays_above = len(losses)
+    while stays_above > 0 and losses[stays_above - 1] > losses[0]:
+        stays_above -= 1
+    if stays_above in (0, len(losses)):
+        return None
+    fell = losses[0] - losses[stays_above - 1]
+    return stays_above if fell > _LEARNED * abs(losses[0]) else None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from optuna.distributions import BaseDistribution
 
 from carbonopt.core.arrays import Array, Mask
 from carbonopt.core.dimensions import StatedAffects, affecting
+from carbonopt.core.evaluations import breakdown
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import Kernels
 from carbonopt.search.hypervolume import nearest_front
@@ -137,16 +138,28 @@ class Knowledge:
 
     @cached_property
     def _own_points(self) -> Points:
-        return self.encoder.points([self.as_modelled(trial) for trial in self.fitted])
+        return self.encoder.points(self._as_fitted(self.fitted))
 
     @cached_property
     def _shared_points(self) -> Points:
         """The evaluations of this study and of its prior studies."""
         points = self._own_points
         for prior, encoder in self._encoded_earlier_studies():
-            modelled = [prior.as_modelled(trial) for trial in prior.observations]
+            modelled = prior._as_fitted(prior.observations)
             points = points.joined(encoder.points(modelled, self._prior_points))
         return points
+
+    def _as_fitted(self, trials: Sequence[Observation]) -> list[Observation]:
+        """Return the trials as the model of the loss is fitted to them.
+
+        A training that broke down has its curve before that. Its losses since would drown the
+        differences among its neighbours, which did not break down.
+        """
+        until = [breakdown([loss for _, loss in trial.curve]) for trial in trials]  # None: its end
+        return [
+            self.as_modelled(replace(trial, curve=trial.curve[:place]))
+            for trial, place in zip(trials, until, strict=True)
+        ]
 
     def as_modelled(self, trial: Observation) -> Observation:
         """Return the trial with the curve that the model of the loss is fitted to.
@@ -170,11 +183,13 @@ class Knowledge:
     def collapsed(self, trial: Observation) -> bool:
         """Return whether a training failed to learn, or will, as far as its own curve shows.
 
-        It failed if it diverged. It also failed if its loss lies above a gap in the trials' losses,
-        has hardly fallen, and other trials had learned after as many examples.
+        It failed if it diverged or broke down. It also failed if its loss lies above a gap in the
+        trials' losses, has hardly fallen, and other trials had learned after as many examples.
         """
         if trial.diverged or not trial.curve:
             return trial.diverged
+        if breakdown([loss for _, loss in trial.curve]) is not None:
+            return True
         end = trial.final_loss if trial.complete else straight_line_loss(trial.curve)
         if end is None or self._linked(end) <= self._before_gap:
             return False

@@ -36,7 +36,14 @@ from carbonopt.analysis.recommend import recommend
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import percent_text
 from carbonopt.core.quality import ACCURACY
-from carbonopt.core.trial import Failure, Prediction, QualityResult, StopReason, TrialState
+from carbonopt.core.trial import (
+    Failure,
+    Prediction,
+    QualityResult,
+    StopReason,
+    TrialRecord,
+    TrialState,
+)
 from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.render.markdown import escape
 from carbonopt.report.sections.memory_section import section
@@ -344,6 +351,30 @@ def test_failed_trials_are_said_beside_ones_that_completed():
     assert numbers == {"count": 1, "of": 3, "trial": 1, "text": "it broke"}
     interrupted = failed.model_copy(update={"stop_reason": StopReason.INTERRUPTED})
     assert "some_failed" not in caveats_of(study(trial(0), interrupted))
+
+
+def test_trainings_that_broke_down_are_said():
+    def of(number: int, *perplexities: float) -> TrialRecord:
+        points = [
+            evaluation(value, tokens=100).model_copy(update={"step": 10 * place})
+            for place, value in enumerate(perplexities, start=1)
+        ]
+        return trial(number, perplexity=perplexities[-1], evals=tuple(points))
+
+    broken = of(1, 10.0, 7.0, 20.0, 19.0)
+    assert numbers_of(study(trial(0), broken), "broke_down") == {
+        "trial": 1,
+        "quality": "perplexity",
+        "first": pytest.approx(10.0),
+        "before": pytest.approx(7.0),
+        "learned_at": 20,
+        "after": pytest.approx(20.0),
+        "lost_at": 30,
+    }
+    both = numbers_of(study(trial(0), broken, of(2, 9.0, 5.0, 30.0)), "broke_down_several")
+    assert both == {"trials": [1, 2], "quality": "perplexity"}
+    spike = caveats_of(study(trial(0), of(1, 10.0, 7.0, 20.0, 6.0)))
+    assert not {"broke_down", "broke_down_several"} & spike.keys()
 
 
 def test_evaluation_on_training_files_is_critical():

@@ -4,13 +4,15 @@ running one is stopped.
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
-from search.test_proposal import SPACE, nll, ran
+from search.test_proposal import EVERY, SPACE, nll, ran
 
+from carbonopt.core.evaluations import breakdown
 from carbonopt.core.quality import ACCURACY, PERPLEXITY
 from carbonopt.search.knowledge import Knowledge
 from carbonopt.search.models.collapse import chance_to_learn, highest_end
@@ -35,6 +37,44 @@ LOW = {"global_batch_size": 32, "learning_rate": 1e-3, "epochs": 2, "micro_batch
 )
 def test_what_lies_beyond_a_wide_gap_has_collapsed(ends: list[float], highest: float) -> None:
     assert highest_end(ends) == highest
+
+
+@pytest.mark.parametrize(
+    ("losses", "place"),
+    [
+        ([], None),
+        ([2.4], None),
+        ([2.36, 1.95, 3.03, 2.96], 2),
+        ([5.3, 3.4, 4.3, 5.8, 6.9], 3),
+        ([-1.0, -2.0, -0.9], 2),
+        ([2.0, 1.0, 3.0, 1.5], None),  # a spike that has passed
+        ([3.0, 4.0, 5.0], None),  # it never learned
+        ([4.5, 4.1, 4.2, 4.4, 4.6], None),  # overfitting takes it back slowly
+        ([2.4, 2.0, math.nan], None),  # it diverged
+    ],
+)
+def test_a_breakdown_takes_back_at_once_all_that_was_learned(
+    losses: list[float], place: int | None
+) -> None:
+    assert breakdown(losses) == place
+
+
+def test_a_training_that_broke_down_does_not_blur_the_model_of_its_neighbours() -> None:
+    known = [ran(number, values) for number, values in enumerate(EVERY[::40])]
+    values = known[-1].params | {"learning_rate": known[-1].params["learning_rate"] * 1.1}
+    well = [(share, loss) for share, loss in ran(99, values).curve if share <= 0.5]
+    last = well[0][1] * 1.4
+    broken = ran(99, values, curve=(*well[:-1], (0.5, last)), complete=False)
+    assert breakdown([loss for _, loss in broken.curve]) == len(well) - 1
+    with_well, with_broken, alone = (
+        Knowledge(PERPLEXITY, SPACE, [*known, *further])
+        for further in ([replace(broken, curve=tuple(well[:-1]))], [broken], [])
+    )
+    assert not with_well.collapsed(with_well.observations[-1])
+    assert with_broken.collapsed(broken)
+    assert with_broken.curves.noise == pytest.approx(with_well.curves.noise, rel=0.05)
+    rows = with_broken.encoder.curve_rows([values])
+    assert with_broken.chances_to_learn(rows) < alone.chances_to_learn(rows) == 1.0
 
 
 def test_rates_near_those_that_collapsed_are_less_likely_to_learn() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from carbonopt.analysis.stages import counts_whole_processes
+from carbonopt.core.evaluations import breakdown
 from carbonopt.core.format import visible_text
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.core.units import human_duration
@@ -34,6 +35,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         text = first.failure.sentence if first.failure else "the reason is not known"
         numbers = {"count": len(failed), "of": len(study.data.records)}
         yield study.caveat("some_failed", **numbers, trial=first.trial, text=text)
+    yield from _breakdown_caveats(study)
     if shared := _files_of_both(study.data):
         yield study.caveat("evaluated_on_training", files=", ".join(map(visible_text, shared)))
     for same in study.alike:
@@ -72,6 +74,37 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if capped and study.data.config.is_script and study.recommendation.met:
         yield study.caveat("continued_script_pruned", trials=capped)
     yield from _planned_steps_caveats(study)
+
+
+def _breakdown_caveats(study: StudyView) -> Iterator[Caveat]:
+    """Yield a caveat if trainings lost what they had learned."""
+    quality = study.data.config.quality
+    broken = [
+        (record, place)
+        for record in study.data.records
+        if (place := breakdown([point.loss(quality) for point in record.evals])) is not None
+    ]
+    if not broken:
+        return
+    if len(broken) > 1:
+        yield study.caveat(
+            "broke_down_several",
+            trials=[record.trial for record, _ in broken],
+            quality=quality.name,
+        )
+        return
+    record, place = broken[0]
+    first, before, after = (record.evals[index] for index in (0, place - 1, place))
+    yield study.caveat(
+        "broke_down",
+        trial=record.trial,
+        quality=quality.name,
+        first=first.value,
+        before=before.value,
+        learned_at=before.step,
+        after=after.value,
+        lost_at=after.step,
+    )
 
 
 def _planned_steps_caveats(study: StudyView) -> Iterator[Caveat]:
