@@ -373,8 +373,13 @@ def test_trainings_that_broke_down_are_said():
     }
     both = numbers_of(study(trial(0), broken, of(2, 9.0, 5.0, 30.0)), "broke_down_several")
     assert both == {"trials": [1, 2], "quality": "perplexity"}
+    cheapest = of(1, 10.0, 5.0, 18.0).model_copy(update={"emissions_kg_co2e": 1e-9})
+    recommended = caveats_of(study(trial(0), cheapest, target=20.0))
+    assert recommended["recommended_broke_down"].numbers["trial"] == 1
     spike = caveats_of(study(trial(0), of(1, 10.0, 7.0, 20.0, 6.0)))
-    assert not {"broke_down", "broke_down_several"} & spike.keys()
+    assert not {"recommended_broke_down", "broke_down", "broke_down_several"} & (
+        spike.keys() | (recommended.keys() - {"recommended_broke_down"})
+    )
 
 
 def test_evaluation_on_training_files_is_critical():

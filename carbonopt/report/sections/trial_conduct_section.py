@@ -7,7 +7,7 @@ from pathlib import Path
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core.evaluations import breakdown
 from carbonopt.core.format import visible_text
-from carbonopt.core.trial import StopReason, TrialState
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
@@ -77,28 +77,28 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
 
 
 def _breakdown_caveats(study: StudyView) -> Iterator[Caveat]:
-    """Yield a caveat if trainings lost what they had learned."""
+    """Yield caveats on trainings that lost what they had learned."""
     quality = study.data.config.quality
-    broken = [
-        (record, place)
+    broken = {
+        record.trial: (record, place)
         for record in study.data.records
         if (place := breakdown([point.loss(quality) for point in record.evals])) is not None
-    ]
-    if not broken:
-        return
-    if len(broken) > 1:
-        yield study.caveat(
-            "broke_down_several",
-            trials=[record.trial for record, _ in broken],
-            quality=quality.name,
-        )
-        return
-    record, place = broken[0]
+    }
+    recommended = study.recommendation.trial
+    if recommended is not None and recommended in broken:
+        yield _breakdown_caveat(study, "recommended_broke_down", *broken.pop(recommended))
+    if len(broken) == 1:
+        yield _breakdown_caveat(study, "broke_down", *next(iter(broken.values())))
+    elif broken:
+        yield study.caveat("broke_down_several", trials=list(broken), quality=quality.name)
+
+
+def _breakdown_caveat(study: StudyView, key: str, record: TrialRecord, place: int) -> Caveat:
     first, before, after = (record.evals[index] for index in (0, place - 1, place))
-    yield study.caveat(
-        "broke_down",
+    return study.caveat(
+        key,
         trial=record.trial,
-        quality=quality.name,
+        quality=study.data.config.quality.name,
         first=first.value,
         before=before.value,
         learned_at=before.step,
