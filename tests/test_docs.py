@@ -109,6 +109,14 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_an_item_after_an_indented_paragraph_is_not_a_part_of_it(document: Path) -> None:
+    # Python-Markdown takes such a line for text of the paragraph, unless an empty line is between.
+    for paragraph in re.split(r"\n\s*\n", prose(document)):
+        if paragraph.lstrip("\n").startswith("    "):
+            assert not re.search(r"^(\d+\.|-) ", paragraph, re.MULTILINE), paragraph
+
+
 def test_every_page_is_in_the_navigation() -> None:
     names = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert names == {page.name for page in DOCS.glob("*.md")}
