@@ -359,8 +359,22 @@ def _spent(view: StudiesView) -> Table:
             f"CO2e {view.at_common}", "spent_common_emissions_kg_co2e", fmt.emissions_scale, studies
         ),
     ]
-    note = "All of a study: preparation, stopped and failed trials, repeats, evaluations, gaps."
-    return table("spent", "What each study spent", studies, columns, note=note)
+    return table("spent", "What each study spent", studies, columns, note=_what_is_spent(view))
+
+
+def _what_is_spent(view: StudiesView) -> str:
+    """Say what the energy of a whole study has in it."""
+    replays = [name for name, study in view.by_name.items() if study.data.provenance.is_replay]
+    trained = "All of a study: preparation, stopped and failed trials, repeats, evaluations, gaps."
+    if not replays:
+        return trained
+    recorded = (
+        "the training and evaluations of all trials and repeats, as recorded; what their start-up"
+        " used is not known."
+    )
+    if len(replays) == len(view.by_name):
+        return f"All that was replayed: {recorded}"
+    return f"{trained} Of {' and '.join(replays)}: {recorded}"
 
 
 def _fronts(view: StudiesView) -> Table:

@@ -346,6 +346,9 @@ def test_the_statement_of_a_replay_claims_no_time_that_the_table_lacks() -> None
     said = " ".join(files["statement.tex"].decode().replace("~", " ").split())
     assert f"The training took {human_duration(took.train)}." in said
     assert "start-up" not in said and "pauses" not in said
+    assert f"used at least {fmt.energy_text(study.recommendation.study_energy_kwh)}" in said
+    told = " ".join(files["methods.tex"].decode().split())
+    assert "start-up, was not recorded" in told and "start-up and evaluation count" not in told
 
 
 @needs_latex

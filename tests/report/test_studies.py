@@ -157,6 +157,15 @@ def test_replays_are_compared_where_their_runs_are_of_one_table():
     assert doubts(a=replay_of("1"), b=replay_of("1"), c=SMALL) == {"unknown_data"}
 
 
+def test_what_a_replay_spent_has_no_preparation():
+    def note(**studies: StudyData) -> str:
+        return tables_of(json.loads(to_json(document_of(**studies).as_json())))["spent"]["note"]
+
+    assert "preparation" in note(a=SMALL, b=LARGE)
+    assert "preparation" not in note(a=replay_of("1"), b=replay_of("1"))
+    assert "Of b: " in note(a=SMALL, b=replay_of("1"))
+
+
 def script_with(**sha256s: str | None) -> StudyData:
     return with_inputs(script_study(script_run(0, 25.0)), **sha256s)
 
