@@ -209,6 +209,9 @@ def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
     assert "confirm" not in again and again["budget"] == {"trials": 1}
     described = describe_study(check(parse_study(replayed.study, "test")))
     assert "at most 6 more runs" in described and "up to 3 seeds" in described
+    assert "new ones" not in described, "a grid proposes none"
+    replayed.study["search"]["sampler"] = "carbon"
+    assert "new ones" in describe_study(check(parse_study(replayed.study, "test")))
 
 
 def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
