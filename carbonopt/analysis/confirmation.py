@@ -113,7 +113,8 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
         trials=tuple(sorted(chosen | had_repeats)),
         next=due,
         prefers_new=prefers_new,
-        not_recorded=tuple(not_recorded),
+        # The start is also chosen for its own runs.
+        not_recorded=tuple(dict.fromkeys(not_recorded)),
     )
 
 

@@ -468,6 +468,15 @@ def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> Non
     assert batch(recommend(data)) == 16 and recommend(data).confidence is None
 
 
+def test_seeds_of_the_start_that_the_table_lacks_are_named_once(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, rows(16, 100, s0=9.5), rows(32, 200, s0=9.3, s1=9.31, s2=9.32))
+    replayed.study["search"]["start"] = {"global_batch_size": 16, "learning_rate": 1e-3}
+    replayed.study["confirm"]["baseline"] = True
+    data = replayed.run()
+    start = next(run for run in data.records if run.params.global_batch_size == 16)
+    assert data.ended.count(f"1 of trial {start.trial}") == 1
+
+
 def test_configurations_begin_with_different_seeds_and_run_with_the_same_ones(
     tmp_path: Path,
 ) -> None:
