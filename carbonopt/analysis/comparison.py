@@ -113,7 +113,8 @@ class DiminishingReturns(Frozen):
     saved_fraction: float  # share of the run's emissions that stopping there would have saved
     first_meeting: Milestone | None  # the first evaluation that meets the target
     # Whether the learning rate falls over the run: then a run planned to be that short would end
-    # lower. False for a script, whose schedule is not known.
+    # lower. False where the schedule is not known: for a script, and for a replay whose table
+    # doesn't have it.
     rate_decays: bool
 
 
@@ -291,12 +292,6 @@ def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingRetu
     best = min(points, key=lambda point: quality.rank(point.value))
     as_good = Target(quality, quality.relaxed(best.value, ENOUGH))
     enough = next(point for point in points if as_good.is_met_by(point.value))
-    workload = data.config.workload
-    given = workload.training_arguments if workload else {}
-    scheduler = record.params.lr_scheduler or given.get("lr_scheduler_type", DEFAULT_LR_SCHEDULER)
-    warmup = (
-        record.params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps") or 0.0
-    )
     return DiminishingReturns(
         trial=record.trial,
         total_steps=total_steps,
@@ -307,8 +302,19 @@ def diminishing_returns(data: StudyData, rec: Recommendation) -> DiminishingRetu
         if enough.step >= total_steps
         else 1 - enough.energy_kwh / record.energy_kwh.train,
         first_meeting=next((point for point in points if rec.target.is_met_by(point.value)), None),
-        rate_decays=not data.config.is_script and rate_decays(scheduler, warmup),
+        rate_decays=_rate_decays(data, record),
     )
+
+
+def _rate_decays(data: StudyData, record: TrialRecord) -> bool:
+    """Return whether the learning rate is known to fall over a run."""
+    workload, scheduler = data.config.workload, record.params.lr_scheduler
+    if data.config.is_script or (workload is None and scheduler is None):
+        return False
+    given = {} if workload is None else workload.training_arguments
+    scheduler = scheduler or given.get("lr_scheduler_type", DEFAULT_LR_SCHEDULER)
+    warmup = record.params.warmup_ratio or given.get("warmup_ratio") or given.get("warmup_steps")
+    return rate_decays(scheduler, warmup or 0.0)
 
 
 def _milestones(data: StudyData, record: TrialRecord, total_steps: int) -> Iterator[Milestone]:

@@ -97,7 +97,7 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
             due = next_run(candidate)
             if due is not None:
                 prefers_new = (
-                    _may_try_new(data.config)
+                    may_try_new(data.config)
                     and winner in (None, start)
                     and not _is_promising(candidate, evidence, start)
                     # a new configuration needs a run of its own and at least one repeat
@@ -113,7 +113,8 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
         trials=tuple(sorted(chosen | had_repeats)),
         next=due,
         prefers_new=prefers_new,
-        not_recorded=tuple(not_recorded),
+        # The start is also chosen for its own runs.
+        not_recorded=tuple(dict.fromkeys(not_recorded)),
     )
 
 
@@ -161,14 +162,15 @@ def _kept_for_start(config: StudyConfig, evidence: Evidence, start: Configuratio
     return min(_KEPT_FOR_START, of_runners_up, confirm.seeds - start.n)
 
 
-def _may_try_new(config: StudyConfig) -> bool:
+def may_try_new(config: StudyConfig) -> bool:
     """Return whether new configurations may take the place of repeats.
 
-    They take runs of the runners-up, and a search that learns from repeats has to propose them.
+    They take runs of the runners-up, and a search that learns from repeats has to propose them. It
+    still can if `budget.trials` ended it.
     """
     runners_up = config.confirm.runners_up if config.confirm is not None else 0
     learns = config.search.sampler == "carbon" and config.search.goal == "recommend"
-    return runners_up > 0 and learns
+    return runners_up > 0 and learns and config.budget.trials is not None
 
 
 def _runs_so_far(data: StudyData) -> int:

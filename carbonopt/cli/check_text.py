@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from carbonopt.analysis.concurrency import price
+from carbonopt.analysis.confirmation import may_try_new
 from carbonopt.core.format import count_text, quoted_names
 from carbonopt.core.units import emissions_kg_co2e
 from carbonopt.report.study_text import budget_text, goal_text, pruning_text, sampler_text
@@ -12,7 +13,6 @@ from carbonopt.space.auto_space import known_before
 from carbonopt.space.search_space import SearchSpace, describe, is_integer
 from carbonopt.spec.auto_facts import AutoSpace
 from carbonopt.spec.quality_source import QualitySource
-from carbonopt.spec.search_settings import Confirm
 from carbonopt.spec.space_settings import Domain, Range
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
@@ -57,7 +57,7 @@ def describe_study(checked: CheckedStudy, begun: StudyData | None = None) -> str
         "space": _space(checked.space, checked.auto, is_settled=checked.is_settled),
         "left out": _left_out(checked.auto, is_settled=checked.is_settled),
         "stops": f"{budget_text(config.budget)}; earlier if {nothing_left}",
-        "confirms": _confirmation(config.confirm) if config.confirm else "",
+        "confirms": _confirmation(config),
         "begins with": ", ".join(
             f"{name} {value}" for name, value in (checked.start or {}).items()
         ),
@@ -204,12 +204,16 @@ def _left_out(auto: AutoSpace | None, *, is_settled: bool) -> str:
     return _INDENT.join(f"{name}: {why}" for name, why in auto.left_out.items() if name in sure)
 
 
-def _confirmation(confirm: Confirm) -> str:
+def _confirmation(config: StudyConfig) -> str:
+    confirm = config.confirm
+    if confirm is None:
+        return ""
     runs = count_text(confirm.most_repeats, "more run")
     baseline = ", the start's among them" if confirm.baseline else ""
+    new = ", or new ones" if may_try_new(config) else ""
     return (
         f"at most {runs}{baseline}, which budget.trials does not count: the most promising"
-        f" configurations again, each with up to {count_text(confirm.seeds, 'seed')}, or new ones"
+        f" configurations again, each with up to {count_text(confirm.seeds, 'seed')}{new}"
     )
 
 

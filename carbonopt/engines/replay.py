@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from carbonopt.core.dimensions import DIMENSION_NAMES, TrialParams
 from carbonopt.core.errors import BadInput, shortened
@@ -36,6 +36,13 @@ _MAX_MIB = 1024
 PROGRESS_REPORTS = 10
 
 
+def _no_negative(nll: float) -> float:
+    """Return a mean negative log-likelihood; NaN, unlike for a bound of pydantic's, is allowed."""
+    if nll < 0:
+        raise ValueError(f"must be 0 or more, or NaN where the run diverged, but is {nll}")
+    return nll
+
+
 class RecordedEval(Settings):
     """One evaluation of a recorded run.
 
@@ -45,8 +52,8 @@ class RecordedEval(Settings):
     """
 
     step: int = Field(ge=1, le=10**12)
-    # Infinite where the run diverged.
-    nll: Annotated[float, Field(ge=0, allow_inf_nan=True)] | None = None
+    # Infinite or NaN where the run diverged.
+    nll: Annotated[float, Field(allow_inf_nan=True), AfterValidator(_no_negative)] | None = None
     mean: Annotated[float, Field(allow_inf_nan=True)] | None = None
     count: int = Field(default=1, ge=1, le=10**18)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+from carbonopt.analysis.confidence import configurations
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.analysis.study_comparison import ComparedStudy, compare_studies
 from carbonopt.core import format as fmt
@@ -159,6 +160,7 @@ def _caveats(view: StudiesView) -> Iterator[Caveat]:
     yield from _of_windows(view)
     yield from _of_scripts(view)
     yield from _of_copies(view)
+    yield from _of_recorded_runs(view)
     yield from _of_energy_sources(view)
     yield from _of_contention(view)
     yield from critical_caveats(view.by_name)
@@ -256,6 +258,29 @@ def _of_copies(view: StudiesView) -> Iterator[Caveat]:
     for first, second in combinations(began, 2):
         if common := began[first] & began[second]:
             yield view.caveat("same_trials", studies=f"{first} and {second}", count=len(common))
+
+
+def _of_recorded_runs(view: StudiesView) -> Iterator[Caveat]:
+    """Yield a caveat for each two replays that recommend what the same recorded runs are of."""
+    recorded = {
+        name: _recommended_runs(study)
+        for name, study in view.by_name.items()
+        if study.data.provenance.is_replay
+    }
+    for first, second in combinations(recorded, 2):
+        if common := [run for run in recorded[first] if run in recorded[second]]:
+            names = f"{first} and {second}"
+            yield view.caveat("same_recorded_runs", studies=names, count=len(common))
+
+
+def _recommended_runs(study: StudyView) -> list[tuple[Any, ...]]:
+    """Return the runs of the recommended configuration, by which a recorded run is known again."""
+    return [
+        (run.params, run.seed, run.energy_kwh.train if run.energy_kwh else None, run.value)
+        for tried in configurations(study.data.records)
+        if tried.trial == study.recommendation.trial
+        for run in tried.runs
+    ]
 
 
 def _listed(text_by_study: Mapping[str, str]) -> str:
@@ -359,8 +384,22 @@ def _spent(view: StudiesView) -> Table:
             f"CO2e {view.at_common}", "spent_common_emissions_kg_co2e", fmt.emissions_scale, studies
         ),
     ]
-    note = "All of a study: preparation, stopped and failed trials, repeats, evaluations, gaps."
-    return table("spent", "What each study spent", studies, columns, note=note)
+    return table("spent", "What each study spent", studies, columns, note=_what_is_spent(view))
+
+
+def _what_is_spent(view: StudiesView) -> str:
+    """Say what the energy of a whole study has in it."""
+    replays = [name for name, study in view.by_name.items() if study.data.provenance.is_replay]
+    trained = "All of a study: preparation, stopped and failed trials, repeats, evaluations, gaps."
+    if not replays:
+        return trained
+    recorded = (
+        "the training and evaluations of all trials and repeats, as recorded; what their start-up"
+        " used is not known."
+    )
+    if len(replays) == len(view.by_name):
+        return f"All that was replayed: {recorded}"
+    return f"{trained} Of {' and '.join(replays)}: {recorded}"
 
 
 def _fronts(view: StudiesView) -> Table:

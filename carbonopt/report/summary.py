@@ -30,7 +30,7 @@ def headline(study: StudyView) -> str:
         closest = rec.closest
         if rec.rejected:
             held = f"No configuration holds the target, {quality.name} {_target(study)}"
-            once = f"{held}: {len(rec.rejected)} met it once, but {refutation_text(study)}"
+            once = f"{held}: {len(rec.rejected)} met it in the search, but {refutation_text(study)}"
             if closest is None or any(rejected.failed_replicate for rejected in rec.rejected):
                 return once
             return f"{once}; the closest had {quality.text(closest.value)}"

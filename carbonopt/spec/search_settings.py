@@ -66,7 +66,7 @@ class Budget(Settings):
 
     trials: int | None = Field(default=None, ge=1, le=1_000_000)
     """Trials of the search. The runs of `confirm` are added to them: repeats and, where these
-    promise little, new configurations."""
+    promise little, [new configurations](confirmation.md#new-configurations)."""
 
     hours: float | None = Field(default=None, gt=0, le=1_000_000)
     """Time in which at least one worker runs, over all calls of `carbonopt run`."""

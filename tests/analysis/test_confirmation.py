@@ -209,6 +209,9 @@ def test_the_words_say_how_sure_it_is(tmp_path: Path) -> None:
     assert "confirm" not in again and again["budget"] == {"trials": 1}
     described = describe_study(check(parse_study(replayed.study, "test")))
     assert "at most 6 more runs" in described and "up to 3 seeds" in described
+    assert "new ones" not in described, "a grid proposes none"
+    replayed.study["search"]["sampler"] = "carbon"
+    assert "new ones" in describe_study(check(parse_study(replayed.study, "test")))
 
 
 def test_words_without_a_recommendation_that_holds(tmp_path: Path) -> None:
@@ -463,6 +466,15 @@ def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> Non
     data = Replayed(tmp_path / "single", rows(16, 100, s0=9.5), rows(32, 200, s0=9.3)).run()
     assert repeats(data) == []
     assert batch(recommend(data)) == 16 and recommend(data).confidence is None
+
+
+def test_seeds_of_the_start_that_the_table_lacks_are_named_once(tmp_path: Path) -> None:
+    replayed = Replayed(tmp_path, rows(16, 100, s0=9.5), rows(32, 200, s0=9.3, s1=9.31, s2=9.32))
+    replayed.study["search"]["start"] = {"global_batch_size": 16, "learning_rate": 1e-3}
+    replayed.study["confirm"]["baseline"] = True
+    data = replayed.run()
+    start = next(run for run in data.records if run.params.global_batch_size == 16)
+    assert data.ended.count(f"1 of trial {start.trial}") == 1
 
 
 def test_configurations_begin_with_different_seeds_and_run_with_the_same_ones(

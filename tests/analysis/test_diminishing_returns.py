@@ -141,6 +141,16 @@ def test_rate_decays(
     assert returns.rate_decays is decays
 
 
+@pytest.mark.parametrize(("scheduler", "decays"), [(None, False), ("cosine", True)])
+def test_the_rate_of_a_recorded_run_falls_if_the_table_says_so(
+    scheduler: str | None, decays: bool
+) -> None:
+    data = study(run(*CURVE))
+    assert data.config.workload is None
+    params = data.records[0].params.model_copy(update={"lr_scheduler": scheduler})
+    assert returns_of(study(run(*CURVE, params=params))).rate_decays is decays
+
+
 def test_a_recorded_run_that_overfits() -> None:
     row = max(
         map(json.loads, TABLE.read_text().splitlines()),

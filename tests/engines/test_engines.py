@@ -182,6 +182,8 @@ ROW = {
             {"seed": 1, "evals": [{"step": 100, "nll": "1"}]},
             "evals.0.nll: input should be a valid number, but got '1'",
         ),
+        ({"seed": 1, "evals": [{"step": 100, "nll": -1.5}]}, "evals.0.nll: must be 0 or more"),
+        ({"seed": 1, "evals": [{"step": 100, "nll": -math.inf}]}, "evals.0.nll"),
         ({"seed": 1, "evals": [{"step": 100, "nll": 1.0, "count": 10**400}]}, "evals.0.count"),
         (
             {"seed": 1, "evals": ROW["evals"][:1] * 2},
@@ -203,6 +205,14 @@ def test_what_no_run_can_have_is_refused_with_its_line(
         read_table(path, PERPLEXITY)
     assert f"line 2 of {path}" in str(refused.value)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("nll", [math.nan, math.inf])
+def test_a_recorded_run_that_diverged_has_no_finite_loss(nll: float, tmp_path: Path) -> None:
+    path = tmp_path / "table.jsonl"
+    path.write_text(json.dumps({**ROW, "evals": [ROW["evals"][0], {"step": 100, "nll": nll}]}))
+    (run,) = read_table(path, PERPLEXITY)
+    assert not math.isfinite(run.evals[-1].total)
 
 
 @pytest.mark.parametrize("twice", ['"seed": 1', '"params": {"epochs": 1.0}', '"step": 100'])

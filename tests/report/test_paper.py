@@ -346,6 +346,27 @@ def test_the_statement_of_a_replay_claims_no_time_that_the_table_lacks() -> None
     said = " ".join(files["statement.tex"].decode().replace("~", " ").split())
     assert f"The training took {human_duration(took.train)}." in said
     assert "start-up" not in said and "pauses" not in said
+    assert f"used at least {fmt.energy_text(study.recommendation.study_energy_kwh)}" in said
+    told = " ".join(files["methods.tex"].decode().split())
+    assert "start-up, was not recorded" in told and "start-up and evaluation count" not in told
+
+
+@pytest.mark.parametrize(
+    ("seeds", "runners_up", "baseline", "of_the_search", "of_the_start"),
+    [(4, 2, True, 9, 3), (3, 1, True, 4, 2), (2, 0, False, 1, None)],
+)
+def test_the_methods_have_all_runs_of_the_confirmation(
+    seeds: int, runners_up: int, baseline: bool, of_the_search: int, of_the_start: int | None
+) -> None:
+    confirm = {"seeds": seeds, "runners_up": runners_up, "baseline": baseline}
+    start = {"global_batch_size": 16, "learning_rate": 1e-3, "epochs": 2}
+    space = study().config.search.space.model_dump(mode="json", exclude_none=True)
+    search = {"space": space, "start": start}
+    view = StudyView(study(trial(0), raw={"confirm": confirm, "search": search}))
+    said = methods(view, whole(view)).replace("~", " ")
+    counts = [int(number) for number in re.findall(r"in at most (\d+) further run", said)]
+    assert counts == [of_the_search, *([] if of_the_start is None else [of_the_start])]
+    assert ("new ones" in said) is (runners_up > 0)
 
 
 @needs_latex

@@ -562,6 +562,15 @@ def test_measured_memory_stands_beside_the_estimate() -> None:
     assert "Memory of each GPU" in markdown_of(data)
 
 
+def test_what_a_replay_does_not_know_is_not_said_to_be_in_its_total() -> None:
+    """A table has no energy of start-up."""
+    caveats = caveats_of(ODD_STUDIES["replay"])
+    kinds = {"fixed_intensity", "fixed_intensity_recorded"}
+    assert caveats.keys() & kinds == {"fixed_intensity_recorded"}
+    few = caveats_of(study(trial(0, 5e-3, 4.5), trial(1, 1.9e-4), raw=REPLAY))
+    assert few["small_training"].numbers["rest"] == "Evaluations"
+
+
 @pytest.mark.parametrize(("train_kwh", "said"), [(3e-4, False), (1.9e-4, True)])
 def test_a_run_that_is_mostly_no_training_is_said(train_kwh: float, said: bool) -> None:
     """Of whose energy 0.2 Wh is start-up and evaluation."""

@@ -10,7 +10,7 @@ from documents import rows_of, tables_of
 from pydantic_core import to_json
 from small_studies import REPLAY, gpu_study, on_gpu, script_run, script_study, study, trial
 
-from carbonopt.core.trial import Durations, TrialState
+from carbonopt.core.trial import Durations, TrialRecord, TrialState
 from carbonopt.report.comparison_report import StudiesView, compared
 from carbonopt.report.document import Document
 from carbonopt.report.study_view import StudyView
@@ -155,6 +155,29 @@ def test_replays_are_compared_where_their_runs_are_of_one_table():
         assert doubts(a=replay_of("1"), b=others) == {"unknown_data"}
     assert doubts(a=replay_of(), b=replay_of()) == {"unknown_data"}
     assert doubts(a=replay_of("1"), b=replay_of("1"), c=SMALL) == {"unknown_data"}
+
+
+def test_recorded_runs_that_two_replays_recommend_are_counted():
+    def replay(*records: TrialRecord) -> StudyData:
+        return study(*records, raw=REPLAY)
+
+    again = trial(1, 1.1e-3, seed=4, repeat_of=0, params={"learning_rate": 1e-3})
+    dearer = trial(1, 2e-3, 4.0)
+    both, one = replay(trial(0), again), replay(trial(0), dearer)
+    assert numbers_of(a=both, b=both)["same_recorded_runs"]["count"] == 2
+    assert numbers_of(a=both, b=one)["same_recorded_runs"] == {"studies": "a and b", "count": 1}
+    other = replay(trial(0, 1.5e-3))
+    assert "same_recorded_runs" not in numbers_of(a=both, b=other)
+    assert "same_recorded_runs" not in numbers_of(a=SMALL, b=SMALL), "these were trained"
+
+
+def test_what_a_replay_spent_has_no_preparation():
+    def note(**studies: StudyData) -> str:
+        return tables_of(json.loads(to_json(document_of(**studies).as_json())))["spent"]["note"]
+
+    assert "preparation" in note(a=SMALL, b=LARGE)
+    assert "preparation" not in note(a=replay_of("1"), b=replay_of("1"))
+    assert "Of b: " in note(a=SMALL, b=replay_of("1"))
 
 
 def script_with(**sha256s: str | None) -> StudyData:

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from carbonopt import __version__
+from carbonopt.analysis.confirmation import SAVING_WIDTH, may_try_new
 from carbonopt.analysis.influence import NotKnown
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
@@ -85,6 +86,8 @@ def methods(study: StudyView, document: Document) -> str:
         ),
         result=sentence(study) or f"{document.headline}.",
         learned=is_learned(study),
+        may_try_new=may_try_new(config),
+        saving_width=SAVING_WIDTH,
         whole_processes=counts_whole_processes(study.data),
         counts_gpus=_counts_gpus(study.data),
         caveats=[caveat.finding for caveat in document.caveats],

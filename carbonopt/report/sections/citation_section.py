@@ -50,6 +50,8 @@ def sentence(study: StudyView) -> str | None:
             saving = less_or_more_text((equal.lowest, equal.highest))
             saved += f", and {saving} than that stopped when it first met the target"
     settings = fmt.params_text(rec.params, study.varied)
+    is_replay = study.data.provenance.is_replay
+    spent = "all replayed runs, as far as recorded," if is_replay else "the study itself"
     known = " that repeats bore out" if cheaper_but_unsure(study.data, rec) else ""
     return (
         f"Of {trials_text(study.data.records)} with carbonopt {_where(study)}, the configuration"
@@ -58,7 +60,7 @@ def sentence(study: StudyView) -> str | None:
         f" {quality.text(rec.value)} with {fmt.energy_text(rec.energy_kwh)} of training energy, or"
         f" {fmt.emissions_text(rec.emissions_kg_co2e)} at"
         f" {fmt.intensity_text(provenance.intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of"
-        f" {study.data.config.carbon.pue:.3g}{saved} ({_runs(study)}); the study itself used"
+        f" {study.data.config.carbon.pue:.3g}{saved} ({_runs(study)}); {spent} used"
         f" {fmt.energy_text(rec.study_energy_kwh)}, or"
         f" {fmt.emissions_text(rec.study_emissions_kg_co2e)}."
     )

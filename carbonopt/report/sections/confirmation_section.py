@@ -147,10 +147,11 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if sure is not None:
         yield from _of_confidence(study, sure)
     # Where nothing is recommended, the caveats on the shortfall name these.
-    rejected = [rejected.trial for rejected in rec.rejected] if rec.met else []
+    rejected = rec.rejected if rec.met else ()
     for key, trials in (
         ("failed_replicates", rec.failed_replicates if rec.met else ()),
-        ("rejected", rejected),
+        ("rejected", [each.trial for each in rejected if not each.failed_replicate]),
+        ("rejected_failed", [each.trial for each in rejected if each.failed_replicate]),
         ("cheaper_but_unsure", cheaper_but_unsure(study.data, rec)),
         ("ties", rec.ties),
     ):
@@ -166,7 +167,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if study.repeated and all(len(row.seeds) == 1 for row in study.repeated):
         yield study.caveat("one_seed", quality=quality.name)
     if rec.met and repeats_of(rec.params, study.repeated) is None:
-        missed = {*rejected, *rec.failed_replicates}  # dearer ones are recommended in their place
+        # Dearer ones are recommended in place of the rejected.
+        missed = {*(each.trial for each in rejected), *rec.failed_replicates}
         candidates = sum(
             record.meets(rec.target) and record.trial not in missed
             for record in study.data.records

@@ -436,7 +436,9 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         yield study.caveat("own_optimizer_step")
     yield from _short_trainings(study)
     pue = data.config.carbon.pue
-    if counts_whole_processes(data):
+    if data.provenance.is_replay:
+        yield study.caveat("fixed_intensity_recorded", pue=pue)
+    elif counts_whole_processes(data):
         yield study.caveat("whole_processes", pue=pue)
     # Only a complete trial shows whether a script reports its phases.
     elif not data.config.is_script or any(

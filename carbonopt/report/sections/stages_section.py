@@ -69,7 +69,10 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     used = record.energy_kwh if record is not None else None
     if used is not None and used.total and used.train / used.total < _SMALL_TRAINING:
         share = used.train / used.total
-        yield study.caveat("small_training", trial=study.recommendation.trial, share=share)
+        # A table of recorded runs doesn't have the energy of their start-up.
+        rest = "Evaluations" if study.data.provenance.is_replay else "Start-up and evaluations"
+        trial = study.recommendation.trial
+        yield study.caveat("small_training", trial=trial, share=share, rest=rest)
 
 
 def _by_stage(stages: Stages, *, continued: bool) -> Table:
