@@ -67,7 +67,7 @@ def refutation_text(study: StudyView) -> str:
     repeats = [run for run in study.data.records if run.repeat_of in tried]
     repeats = [run for run in repeats if run.has_finished and not run.was_cut_off]
     lost = [run for run in repeats if is_failed_replicate(run)]
-    count, ended = len(repeats), _lost_text({run.state for run in lost})
+    count, ended = len(repeats), lost_text({run.state for run in lost})
     if len(lost) == count:
         all_of_them = {1: "the one repeat", 2: "both repeats"}.get(count, f"all {count} repeats")
         return f"{all_of_them} {ended}"
@@ -79,7 +79,7 @@ def refutation_text(study: StudyView) -> str:
     return f"{some}, and otherwise {missed}" if has_means else some
 
 
-def _lost_text(states: set[TrialState]) -> str:
+def lost_text(states: set[TrialState]) -> str:
     """Say how runs without a result ended."""
     if states == {TrialState.DIVERGED}:
         return "diverged"

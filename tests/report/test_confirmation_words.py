@@ -42,8 +42,12 @@ def test_what_was_set_aside_is_said_of_a_winner_that_ran_once_too(tmp_path: Path
 
 def test_one_whose_other_seed_diverged_is_set_aside_for_that(tmp_path: Path) -> None:
     table = (rows(16, 100, s0=9.0, s1=math.inf, s2=9.2), rows(32, 200, s0=9.3, s1=9.33, s2=9.31))
-    shown = texts_of(section(StudyView(Replayed(tmp_path, *table).run())), "considered")
+    data = Replayed(tmp_path, *table).run()
+    shown = texts_of(section(StudyView(data)), "considered")
     assert [row[1] for row in shown] == ["recommended", "failed with another seed"]
+    said = caveats_of(data)
+    assert said["rejected_by_failure"].numbers == {"trials": [0], "ended": "diverged"}
+    assert "rejected" not in said, "the other seeds need not have missed the target"
 
 
 @pytest.mark.slow

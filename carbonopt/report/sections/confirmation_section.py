@@ -1,16 +1,17 @@
 """Repeats with other seeds: how far runs differ, and whether the target holds."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
-from carbonopt.analysis.confidence import Confidence, Evidence, Standing
-from carbonopt.analysis.recommend import cheaper_but_unsure
+from carbonopt.analysis.confidence import Confidence, Evidence, Standing, is_failed_replicate
+from carbonopt.analysis.recommend import Rejected, cheaper_but_unsure
 from carbonopt.analysis.repeated_configurations import Repeats, repeats_of
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import TrialState
 from carbonopt.report.document import MISSING, Caveat, Maker, Section, Table, num, table, word
 from carbonopt.report.study_view import StudyView
+from carbonopt.report.summary import lost_text
 
 # Words for what is known of a configuration; any other standing is "in doubt".
 STANDINGS = {
@@ -142,15 +143,26 @@ def _repeats(study: StudyView) -> Table:
     return table("repeats", caption, repeated, columns, note=note)
 
 
+def _of_the_rejected(study: StudyView, rejected: Sequence[Rejected]) -> Iterator[Caveat]:
+    """Yield the caveats on cheaper configurations that repeats refuted, by what refuted them."""
+    if missed := [each.trial for each in rejected if not each.failed_replicate]:
+        yield study.caveat("rejected", trials=missed)
+    if failed := [each.trial for each in rejected if each.failed_replicate]:
+        repeats = [run for run in study.data.records if run.repeat_of in failed]
+        ended = lost_text({run.state for run in repeats if is_failed_replicate(run)})
+        yield study.caveat("rejected_by_failure", trials=failed, ended=ended)
+
+
 def caveats(study: StudyView) -> Iterator[Caveat]:
     rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
     if sure is not None:
         yield from _of_confidence(study, sure)
     # Where nothing is recommended, the caveats on the shortfall name these.
-    rejected = [rejected.trial for rejected in rec.rejected] if rec.met else []
+    rejected = rec.rejected if rec.met else ()
+    if rec.met and rec.failed_replicates:
+        yield study.caveat("failed_replicates", trials=rec.failed_replicates)
+    yield from _of_the_rejected(study, rejected)
     for key, trials in (
-        ("failed_replicates", rec.failed_replicates if rec.met else ()),
-        ("rejected", rejected),
         ("cheaper_but_unsure", cheaper_but_unsure(study.data, rec)),
         ("ties", rec.ties),
     ):
@@ -166,7 +178,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if study.repeated and all(len(row.seeds) == 1 for row in study.repeated):
         yield study.caveat("one_seed", quality=quality.name)
     if rec.met and repeats_of(rec.params, study.repeated) is None:
-        missed = {*rejected, *rec.failed_replicates}  # dearer ones are recommended in their place
+        refuted = [each.trial for each in rejected]
+        missed = {*refuted, *rec.failed_replicates}  # dearer ones are recommended in their place
         candidates = sum(
             record.meets(rec.target) and record.trial not in missed
             for record in study.data.records
