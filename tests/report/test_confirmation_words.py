@@ -47,6 +47,8 @@ def test_one_whose_other_seed_diverged_is_set_aside_for_that(tmp_path: Path) -> 
     assert [row[1] for row in shown] == ["recommended", "failed with another seed"]
     said = caveats_of(data)
     assert said["rejected_by_failure"].numbers == {"trials": [0], "ended": "diverged"}
+    (diverged,) = (record.failure for record in data.records if record.failure is not None)
+    assert (diverged.kind, diverged.log) == ("diverged", None), "a replay writes no log"
     assert "rejected" not in said, "the other seeds need not have missed the target"
 
 
