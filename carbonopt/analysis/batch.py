@@ -16,11 +16,11 @@ taken less, so that the least measured time and energy need not be the least tha
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.core.values import Frozen
+from carbonopt.core.values import Frozen, is_less
 from carbonopt.spec.study_data import StudyData
 
 LEAST_STEPS = 10
@@ -57,10 +57,10 @@ class AtBatch(Frozen):
 
 class BatchEffect(Frozen):
     batches: tuple[AtBatch, ...]  # sorted by size; two or more
-    # batch sizes whose lowest figures are the minimum; the smallest of equal ones
-    least_energy: int
-    least_duration: int
-    least_memory: int | None  # None: known for fewer than two batch sizes
+    # batch sizes whose lowest figures are the minimum; None: several have it
+    least_energy: int | None
+    least_duration: int | None
+    least_memory: int | None  # None also if known for fewer than two batch sizes
     # batch size whose best trial is the best of all; None: known for fewer than two
     best_quality: int | None = None
 
@@ -93,15 +93,25 @@ def batch_effect(data: StudyData) -> BatchEffect | None:
     }
     return BatchEffect(
         batches=batches,
-        least_energy=min(batches, key=lambda at: at.energy_kwh.lowest).global_batch_size,
-        least_duration=min(batches, key=lambda at: at.duration_s.lowest).global_batch_size,
-        least_memory=min(peaks_gib, key=lambda size: peaks_gib[size])
-        if len(peaks_gib) > 1
-        else None,
+        least_energy=_alone({at.global_batch_size: at.energy_kwh.lowest for at in batches}),
+        least_duration=_alone({at.global_batch_size: at.duration_s.lowest for at in batches}),
+        least_memory=_alone(peaks_gib) if len(peaks_gib) > 1 else None,
         best_quality=min(best, key=lambda size: quality.rank(best[size]))
         if len(best) > 1
         else None,
     )
+
+
+def sizes_of_least(by_size: Mapping[int, float]) -> list[int]:
+    """Return the batch sizes whose figure is the minimum, to rounding."""
+    least = min(by_size.values())
+    return [size for size, figure in by_size.items() if not is_less(least, figure)]
+
+
+def _alone(by_size: Mapping[int, float]) -> int | None:
+    """Return the batch size whose figure is the minimum; None: several have it."""
+    sizes = sizes_of_least(by_size)
+    return sizes[0] if len(sizes) == 1 else None
 
 
 def _epochs(data: StudyData, record: TrialRecord) -> float | None:

@@ -16,7 +16,7 @@ from functools import cached_property
 from carbonopt.analysis.front import objectives
 from carbonopt.core.quality import Target
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.core.values import Frozen
+from carbonopt.core.values import Frozen, within
 from carbonopt.spec.study_data import StudyData
 
 LEVEL = 0.95
@@ -54,14 +54,15 @@ class Configuration:
         self.trial, self.quality = self.first.trial, self.first.quality.of
         points = [point for run in runs if (point := objectives(run))]
         self.emissions_of_runs = [emissions_kg for emissions_kg, _ in points]
-        self.emissions_kg_co2e = statistics.fmean(self.emissions_of_runs)
+        self.emissions_kg_co2e = _mean(self.emissions_of_runs)
         self.values = [value for _, value in points]
         self.scaled_values = [self.quality.scaled(value) for value in self.values]
         # The mean of the quality is taken on its scale, and is geometric for perplexities. The
         # value of a single run is kept to the last digit.
         self.value = self.values[0]
         if self.n > 1:
-            self.value = self.quality.unscaled(statistics.fmean(self.scaled_values))
+            mean = self.quality.unscaled(statistics.fmean(self.scaled_values))
+            self.value = within(self.values, mean)
         # By the search's trial alone: least emissions, then the best quality, then the earliest.
         # `mean_rank` uses means instead.
         self.rank = (self.emissions_of_runs[0], self.quality.rank(self.values[0]), self.trial)
@@ -85,7 +86,11 @@ class Configuration:
 
     def _mean(self, known: Iterable[float]) -> float | None:
         of_runs = list(known)
-        return statistics.fmean(of_runs) if len(of_runs) == self.n else None
+        return _mean(of_runs) if len(of_runs) == self.n else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return within(values, statistics.fmean(values))
 
 
 @dataclass(frozen=True)

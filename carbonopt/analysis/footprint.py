@@ -21,12 +21,13 @@ class Footprint(Frozen):
 
     Energy is without PUE, emissions include it. `by_phase_kwh`, `earlier_attempts_kwh` and
     `probes_kwh` add up to `energy_kwh`; so do `by_state_kwh` (earlier attempts included), probes,
-    prepare and gap.
+    prepare and gap. A table of recorded runs has the energy of training and evaluation alone:
+    prepare, gap and setup of a replay are not known, and what is read once is not read.
     """
 
     energy_kwh: float
     emissions_kg_co2e: float
-    by_phase_kwh: dict[Phase, float]
+    by_phase_kwh: dict[Phase, float | None]  # None: not known
     # energy of trials that were interrupted and run again; not split by phase
     earlier_attempts_kwh: float
     probes_kwh: float  # energy of probes, which run a few steps or compile; not split by phase
@@ -61,7 +62,7 @@ class Footprint(Frozen):
 
 def footprint(data: StudyData) -> Footprint:
     """Add up the study's energy and emissions, at the reference intensity and PUE of the study."""
-    records, sessions = data.records, data.sessions
+    records = data.records
     measured = [record.energy_kwh for record in records if record.energy_kwh is not None]
     by_gpu = [record.gpu_energy_kwh for record in records if record.gpu_energy_kwh is not None]
     energy_kwh = data.spent_kwh()
@@ -80,11 +81,7 @@ def footprint(data: StudyData) -> Footprint:
         emissions_kg_co2e=data.emissions_kg_co2e(energy_kwh),
         repeats_kwh=repeats_kwh,
         repeats_emissions_kg_co2e=data.emissions_kg_co2e(repeats_kwh),
-        by_phase_kwh={
-            Phase.PREPARE: sum(session.prepare_kwh for session in sessions),
-            Phase.GAP: sum(session.gap_kwh for session in sessions),
-            **{phase: sum(getattr(energy, phase) for energy in measured) for phase in TRIAL_PHASES},
-        },
+        by_phase_kwh=_by_phase_kwh(data),
         earlier_attempts_kwh=sum(record.earlier_attempts_energy_kwh for record in records),
         probes_kwh=math.fsum(probe.spent_kwh for probe in data.probes),
         by_state_kwh=_by_state_kwh(records),
@@ -111,6 +108,19 @@ def footprint(data: StudyData) -> Footprint:
     )
 
 
+def _by_phase_kwh(data: StudyData) -> dict[Phase, float | None]:
+    """Return the energy of each phase; None where a replay's table does not have it."""
+    measured = [record.energy_kwh for record in data.records if record.energy_kwh is not None]
+    by_phase: dict[Phase, float | None] = {
+        Phase.PREPARE: sum(session.prepare_kwh for session in data.sessions),
+        Phase.GAP: sum(session.gap_kwh for session in data.sessions),
+        **{phase: sum(getattr(energy, phase) for energy in measured) for phase in TRIAL_PHASES},
+    }
+    if data.provenance.is_replay:
+        by_phase |= dict.fromkeys((Phase.PREPARE, Phase.GAP, Phase.SETUP))
+    return by_phase
+
+
 def _gpu_parts_kwh(data: StudyData) -> dict[Phase, float | None]:
     """Return the GPUs' part of each phase; None where it is not known of every trial."""
     measured = [record for record in data.records if record.energy_kwh is not None]
@@ -128,7 +138,12 @@ def _gpu_parts_kwh(data: StudyData) -> dict[Phase, float | None]:
 
 
 def _of_sessions(data: StudyData, name: str) -> float | None:
-    """Add up a field of the study's sessions; None where one of them does not know it."""
+    """Add up a reading of the study's sessions; None where one of them does not have it.
+
+    No session of a replay reads anything.
+    """
+    if data.provenance.is_replay:
+        return None
     return known_sum((getattr(session, name) for session in data.sessions), of_none=None)
 
 

@@ -21,7 +21,7 @@ from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import Target
 from carbonopt.core.trial import START_TRIAL, StopReason, TrialRecord, TrialState
-from carbonopt.core.values import Frozen
+from carbonopt.core.values import Frozen, is_less
 from carbonopt.spec.study_data import StudyData
 
 START = "the study's start configuration"
@@ -262,7 +262,7 @@ def cheaper_but_unsure(data: StudyData, rec: Recommendation) -> tuple[int, ...]:
         and record.trial not in settled
         and record.meets(rec.target)
         and record.emissions_kg_co2e is not None
-        and record.emissions_kg_co2e < rec.emissions_kg_co2e
+        and is_less(record.emissions_kg_co2e, rec.emissions_kg_co2e)
     )
 
 
@@ -413,7 +413,11 @@ def _answer(
         energy_kwh=winner.energy_kwh,
         saving_fraction=1 - winner_kg / baseline_kg if baseline_kg else None,
         saving_interval=evidence.saving_interval(winner, baseline),
-        break_even_runs=break_even(study_kg, baseline_kg - winner_kg),
+        break_even_runs=(
+            break_even(study_kg, baseline_kg - winner_kg)
+            if is_less(winner_kg, baseline_kg)
+            else None
+        ),
         break_even_interval=break_even_interval(
             study_kg, evidence.saved_interval_kg_co2e(winner, baseline)
         ),

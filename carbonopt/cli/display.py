@@ -29,6 +29,7 @@ from carbonopt.core.format import (
 )
 from carbonopt.core.trial import (
     LARGEST_DISAGREEMENT,
+    Failure,
     StopReason,
     TrialRecord,
 )
@@ -318,11 +319,15 @@ def _trial_line(record: TrialRecord, settings: str) -> str:
         if record.is_contended
         else "",
         settings,
-        f"— {record.failure.text.splitlines()[0]} (log: {record.failure.log})"
-        if record.failure
-        else "",
+        _failure_text(record.failure) if record.failure else "",
     ]
     return "  ".join(filter(None, parts))
+
+
+def _failure_text(failure: Failure) -> str:
+    """Return the reason of a failure, and its log if it has one."""
+    log = "" if failure.log is None else f" (log: {failure.log})"
+    return f"— {failure.text.splitlines()[0]}{log}"
 
 
 def _probe_line(record: TrialRecord, settings: str) -> str:
@@ -332,7 +337,7 @@ def _probe_line(record: TrialRecord, settings: str) -> str:
         made = "" if record.kernels is None else record.kernels.value
         reached = made if record.step_kwh is None else f"{energy_text(record.step_kwh)} a step"
     elif record.failure:
-        reached += f" — {record.failure.text.splitlines()[0]} (log: {record.failure.log})"
+        reached += f" {_failure_text(record.failure)}"
     return f"probe {record.trial:>3}  {reached}  {settings}"
 
 

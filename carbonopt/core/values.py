@@ -1,6 +1,7 @@
 """The types and the base class of frozen values."""
 
 import math
+from collections.abc import Collection
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any
@@ -57,6 +58,9 @@ class Spread(Frozen):
     highest: float
 
 
+# The relative difference by which sums and means of equal figures may differ.
+SAME_TO_ROUNDING = 1e-9
+
 _LARGEST = 1e307  # the difference of two floats may exceed what a float holds
 
 
@@ -81,6 +85,19 @@ def _decimals(number: float) -> int:
     """Return the decimals of a positive number's first digit, less one: 0.03 has 1, 300 has -3."""
     # The addition is for widths such as 0.0031 - 0.003, which is a little below 0.0001.
     return -math.floor(math.log10(number) + 1e-9) - 1 if number > 0 else 0
+
+
+def is_less(one: float, other: float) -> bool:
+    """Return whether a figure is smaller than another one by more than the rounding of sums."""
+    return one < other and not math.isclose(one, other, rel_tol=SAME_TO_ROUNDING)
+
+
+def within(values: Collection[float], mean: float) -> float:
+    """Return the mean of these values, rounded so that it is none beyond the least or largest.
+
+    A mean of equal values is that value to its last digit.
+    """
+    return min(max(mean, min(values)), max(values))
 
 
 def stepped(low: float, high: float, step: float) -> list[Any]:

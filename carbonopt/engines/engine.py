@@ -47,8 +47,11 @@ class RunningTrial(Protocol):
     """A trial from its start to its end, wherever its ranks run."""
 
     @property
-    def log(self) -> Path:
-        """The log of the ranks' output; with several machines, the log to read first."""
+    def log(self) -> Path | None:
+        """The log of the ranks' output; with several machines, the log to read first.
+
+        None: a replayed trial, which writes none.
+        """
 
     def receive(self, timeout_s: float) -> Event | None:
         """Return the next event; None if none comes in time. `Exited` is the last event."""

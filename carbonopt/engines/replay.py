@@ -139,7 +139,7 @@ class ReplayEngine(Engine):
         return self._find(params, seed).seed
 
     def start(self, spec: TrialSpec, log: Path) -> "ReplayedTrial":
-        return ReplayedTrial(self._find(spec.params, spec.seed), self._quality, self.meter, log)
+        return ReplayedTrial(self._find(spec.params, spec.seed), self._quality, self.meter)
 
     def close(self) -> None:
         self.meter.close()
@@ -166,8 +166,10 @@ class ReplayEngine(Engine):
 class ReplayedTrial:
     """A running trial whose events come from a recorded run. Implements `RunningTrial`."""
 
-    def __init__(self, run: RecordedRun, quality: Quality, meter: ReplayMeter, log: Path) -> None:
-        self.log, self._quality, self._meter = log, quality, meter
+    log = None
+
+    def __init__(self, run: RecordedRun, quality: Quality, meter: ReplayMeter) -> None:
+        self._quality, self._meter = quality, meter
         self._stopped, self._events = False, self._play(run)
 
     def receive(self, timeout_s: float) -> Event | None:

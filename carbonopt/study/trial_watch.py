@@ -348,7 +348,7 @@ class TrialWatch:
         It has no other sign of life. A script that reports its steps may print whatever it likes
         while it hangs.
         """
-        if self.spec.program is None or not self._phase_untold:
+        if self.spec.program is None or not self._phase_untold or self.trial.log is None:
             return -math.inf
         with contextlib.suppress(OSError):  # a removed log is no sign of life
             if (size := self.trial.log.stat().st_size) != self._log_size[0]:
@@ -660,6 +660,7 @@ class TrialWatch:
         assert self.spec.program is not None
         source, steps = self.spec.program.quality_from, self.so_far.steps_done or 1
         if source is not None:
+            assert self.trial.log is not None
             # Reading takes longer than a tick of the meter, and is no work of the script.
             self._phases.enter(Phase.GAP)
             folder = Path(self.spec.program.folder)
@@ -702,7 +703,8 @@ class TrialWatch:
     def _fail(self, kind: str, text: str, *, with_tail: bool = True) -> None:
         if with_tail and (tail := self.trial.log_tail()):
             text = f"{text}\n{tail[-_MOST_TAIL_CHARACTERS:]}"
-        failure = {"kind": kind, "text": text, "log": str(self.trial.log)}
+        log = None if self.trial.log is None else str(self.trial.log)
+        failure = {"kind": kind, "text": text, "log": log}
         self._note(state=_STATES.get(kind, TrialState.FAILED), failure=failure)
 
     def _train_kwh(self) -> float:

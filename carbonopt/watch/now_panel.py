@@ -23,6 +23,7 @@ from carbonopt.watch.running_study import (
     PowerSpan,
     clock_text,
     from_seconds,
+    recorded_spans,
     running_trials,
     trial_left_s,
     work_left,
@@ -53,7 +54,9 @@ class Panel:
         self._ended = ended = EndedTrials.of(data, self._ended)
         shown = running or ended.last[:1]
         self._power.note(running)
-        spans = self._power.spans([*ended.powered, *running])
+        is_replay = data.provenance.is_replay
+        powered = [*ended.powered, *running]
+        spans = recorded_spans(powered) if is_replay else self._power.spans(powered)
         return _ENVIRONMENT.get_template("now.html").render(
             name=self._name,
             doing=_doing(state, running),
@@ -62,8 +65,8 @@ class Panel:
             facts=_facts(state, ended.recommendation),
             curve=_curve(data, shown, ended.best),
             curve_note=_curve_note(data, shown, ended.best),
-            power=_power(spans),
-            power_note=_power_note(spans),
+            power=_power(spans, is_replay=is_replay),
+            power_note=_power_note(spans, is_replay=is_replay),
             workers=[_worker(worker, running) for worker in state.workers],
             last=[_ended(record, data) for record in ended.last],
         )
@@ -171,7 +174,7 @@ def _evaluations(record: TrialRecord) -> list[Point]:
     return [(float(point.step), point.value) for point in record.evals if point.value is not None]
 
 
-def _power(spans: Sequence[PowerSpan]) -> Markup:
+def _power(spans: Sequence[PowerSpan], *, is_replay: bool) -> Markup:
     lines = [
         Line(
             [(span.begin_s, span.power_w), (span.end_s, span.power_w)],
@@ -179,13 +182,19 @@ def _power(spans: Sequence[PowerSpan]) -> Markup:
         )
         for span in spans
     ]
-    return Chart(lines, from_zero=True, x_text=_time_of_day).svg()
+    x_text = human_duration if is_replay else _time_of_day
+    return Chart(lines, from_zero=True, x_text=x_text).svg()
 
 
-def _power_note(spans: Sequence[PowerSpan]) -> str:
+def _power_note(spans: Sequence[PowerSpan], *, is_replay: bool) -> str:
     if not spans:
         return ""
     latest = max(spans, key=lambda span: span.end_s)
+    if is_replay:
+        return (
+            "Mean power (W) of the latest trials' recorded trainings, by their time, one after"
+            f" another. The latest: {fmt.rate_text(latest.power_w)} W."
+        )
     return (
         "Mean power (W) of each of the latest trials, by the time of day; of a running trial,"
         f" between the energies that it stored. The latest: {fmt.rate_text(latest.power_w)} W."

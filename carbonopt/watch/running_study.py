@@ -21,7 +21,7 @@ _LAST_TRIALS = 5  # ended trials that are listed
 class PowerSpan(NamedTuple):
     """The mean power of one trial, or probe, over a span of time."""
 
-    begin_s: float  # seconds since 1970
+    begin_s: float  # seconds since 1970; of a replay, of training since the first one that is drawn
     end_s: float
     power_w: float
     of_running: bool
@@ -109,6 +109,24 @@ def _whole(record: TrialRecord) -> _Reading:
     return _Reading(record.duration_s.total, record.energy_kwh.total)
 
 
+def recorded_spans(records: Iterable[TrialRecord]) -> list[PowerSpan]:
+    """Return the power of a replay's trainings, laid one after another by their begin.
+
+    Recorded runs have no time of day, and their evaluations have energy but no time.
+    """
+    spans: list[PowerSpan] = []
+    for record in sorted(filter(_is_timed, records), key=_begin_s):
+        assert record.duration_s is not None
+        assert record.energy_kwh is not None
+        seconds, kwh = record.duration_s.train, record.energy_kwh.train
+        if seconds > 0:
+            begin_s = spans[-1].end_s if spans else 0.0
+            power_w = kwh * JOULES_PER_KWH / seconds
+            running = record.state is TrialState.RUNNING
+            spans.append(PowerSpan(begin_s, begin_s + seconds, power_w, running))
+    return spans
+
+
 def running_trials(data: StudyData) -> list[TrialRecord]:
     """Return the trials that run now."""
     return [record for record in data.records if record.state is TrialState.RUNNING]
@@ -181,7 +199,7 @@ def last_trials(data: StudyData, count: int) -> list[TrialRecord]:
     """Return the trials that ended last, the latest first."""
 
     def ended_s(record: TrialRecord) -> float:
-        if record.span is not None:
+        if record.span is not None and not data.provenance.is_replay:  # which takes no time
             return record.span[1].timestamp()
         return _begin_s(record) if record.started_at else 0.0  # at the earliest
 

@@ -3,6 +3,7 @@ known.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -97,6 +98,25 @@ def test_cheaper_trials_that_no_repeats_confirm_are_named_and_not_denied() -> No
     assert "confirmed" in said and not said.startswith("No trial emitted less")
     alone = repeated(baseline, missed)
     assert cheaper_but_unsure(alone, recommend(alone)) == ()
+
+
+def test_trials_of_equal_cost_are_not_cheaper_than_a_mean_that_rounds_up() -> None:
+    equal = 0.003  # its mean of three is larger by its last digit
+    assert statistics.fmean([equal] * 3) > equal
+    as_cheap = runs(1, [equal * (1 - 1e-15)], [9.9])
+    data = repeated(runs(0, [equal] * 3, [9.0, 9.01, 9.02]), as_cheap, runs(2, [equal], [9.5]))
+    rec = recommend(data)
+    assert (rec.trial, rec.emissions_kg_co2e) == (0, equal)
+    assert cheaper_but_unsure(data, rec) == ()
+    assert 2 not in rec.pareto_front, "it is as dear, and worse"
+
+
+@pytest.mark.parametrize("perplexity", [7.1, 8.3, 9.7, 12.345, 33.3])
+def test_equal_runs_have_their_own_value_as_mean(perplexity: float) -> None:
+    """It would miss a target that each of them meets, if it rounded up."""
+    data = repeated(runs(0, [1.0] * 3, [perplexity] * 3))
+    (configuration,) = configurations(data.records)
+    assert configuration.value == perplexity
 
 
 def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() -> None:

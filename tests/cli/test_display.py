@@ -8,7 +8,7 @@ from small_studies import script_run, script_study, study, trial
 from carbonopt.analysis.recommend import recommend
 from carbonopt.cli.display import LiveDisplay, print_tables
 from carbonopt.core.format import emissions_text
-from carbonopt.core.trial import StopReason, TrialState
+from carbonopt.core.trial import Failure, StopReason, TrialState
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.report.comparison_report import StudiesView, compared
 from carbonopt.report.study_view import StudyView
@@ -121,6 +121,17 @@ def test_the_best_so_far_is_what_the_report_recommends(now: list[float]) -> None
     display.trial_started(spec, None)
     emissions = emissions_text(recommend(data).emissions_kg_co2e)
     assert f"trial 0, {emissions}, mean of 3 seeds" in lines(display)[1]
+
+
+@pytest.mark.parametrize("log", ["trials/0000/log-1.txt", None])
+def test_a_failure_names_its_log_where_there_is_one(log: str | None, capsys) -> None:
+    failure = Failure(kind="diverged", text="the loss is not finite\nmore", log=log)
+    record = trial(0, perplexity=None, state=TrialState.DIVERGED, failure=failure)
+    display, _ = begun(study(record))
+    display.trial_ended(record)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "the loss is not finite" in shown
+    assert ("log" in shown) == (log is not None)
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 300])

@@ -48,6 +48,8 @@ def test_one_whose_other_seed_diverged_is_set_aside_for_that(tmp_path: Path) -> 
     caveats = caveats_of(data)
     assert "rejected" not in caveats, "it met the target with seeds 0 and 2"
     assert caveats["rejected_failed"].numbers["trials"] == [0]
+    (diverged,) = (record.failure for record in data.records if record.failure is not None)
+    assert (diverged.kind, diverged.log) == ("diverged", None), "a replay writes no log"
 
 
 @pytest.mark.slow

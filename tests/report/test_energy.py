@@ -17,12 +17,14 @@ from carbonopt.core.format import (
     spread_text,
     uncertainty_text,
 )
+from carbonopt.core.trial import Energy
 from carbonopt.core.units import kwh_from_joules
 from carbonopt.core.values import Spread
+from carbonopt.report.figures.energy_figure import energy as energy_figure
 from carbonopt.report.sections import energy_section
 from carbonopt.report.sections.citation_section import sentence
 from carbonopt.report.study_view import StudyView
-from carbonopt.spec.study_data import StudyData
+from carbonopt.spec.study_data import SessionLedger, StudyData
 
 
 def shown_of(data: StudyData) -> dict[str, dict[str, Any]]:
@@ -112,6 +114,30 @@ def test_closure_of_the_gpus_and_of_the_whole():
     assert "101.01 %" in caveats["closure_gpus"].text
     assert "closure" not in shown_of(study(trial(0)))
     assert "closure" not in shown_of(study(trial(0), raw=REPLAY))
+
+
+def test_energy_that_a_replay_cannot_know_is_not_zero():
+    """A recorded 0, here of the evaluations, stays one."""
+    kwh = kwh_from_joules(3600)
+    energy = Energy(train=kwh, setup=0, eval=0, total=kwh)
+    session = SessionLedger(
+        started_at="2026-01-01T00:00:00Z", outer_kwh=kwh, outer_gpu_kwh=kwh, prepare_gpu_kwh=0.0
+    )
+    data = study(trial(0, energy_kwh=energy), raw=REPLAY, sessions=(session,))
+    spent = StudyView(data).spent
+    unknown = dict.fromkeys(("prepare", "gap", "setup"))
+    assert spent.by_phase_kwh == {**unknown, "train": kwh, "eval": 0.0}
+    assert spent.gpu_parts_kwh["prepare"] is None
+    assert (spent.outer_kwh, spent.outer_gpu_kwh, spent.closure) == (None, None, None)
+    shown = shown_of(data)
+    cells = ("Energy (kJ)", "Share")
+    by_phase = [[row[cell] for cell in cells] for row in rows_of(shown["by-phase"])]
+    assert by_phase == [["–", "–"]] * 3 + [["3.60", "100 %"], ["0", "0 %"], ["3.60", "100 %"]]
+    by_state = [[row[cell] for cell in cells] for row in rows_of(shown["by-state"])]
+    assert by_state == [["3.60", "100 %"], ["–", "–"], ["3.60", "100 %"]]
+    figure = energy_figure(StudyView(data).spent)
+    assert figure is not None
+    assert figure.alt == "training 100 %; evaluation 0 %"
 
 
 def test_where_only_the_gpus_count_the_rest_is_shown_and_says_so():

@@ -327,6 +327,24 @@ def test_few_evaluation_examples_are_a_caveat_where_they_leave_the_target_open(
         assert numbers["lowest"] == pytest.approx(lowest, rel=1e-6)
 
 
+@pytest.mark.parametrize(("examples", "said"), [(50, True), (5000, False), (1, False)])
+def test_examples_that_were_recorded_or_reported_count_as_those_of_a_task(
+    examples: int, said: bool
+) -> None:
+    """A script that does not tell how many there were has 1."""
+    right = 0.92 * examples
+    reached = QualityResult(name="accuracy", value=0.92, sum=right, count=examples)
+    evals = (EvalPoint.of(ACCURACY, right, examples, step=10, tokens=None),)
+    changes = {"quality": reached, "evals": evals, "total_steps": 10}
+    records = trial(0, perplexity=None, **changes), trial(1, 2e-3, None, **changes)
+    caveats = caveats_of(study(*records, raw={**REPLAY, "target": {"accuracy": 0.9}}))
+    assert ("few_examples" in caveats) == said
+    if said:
+        assert caveats["few_examples"].numbers["examples"] == examples
+        assert "dataset." not in caveats["few_examples"].text
+    assert ("selection_bias_of_share" in caveats) == (examples > 1)
+
+
 def test_caveats_name_what_applies():
     caveats = caveats_of(ODD_STUDIES["replay"])
     assert {"replay", "few_trials", "running", "single_run", "baseline_not_given"} <= caveats.keys()

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from small_studies import evaluation, many, study, trial
+from small_studies import REPLAY, evaluation, many, study, trial
 
 from carbonopt.analysis.recommend import recommend
 from carbonopt.core.format import emissions_text
@@ -27,6 +27,7 @@ from carbonopt.watch.running_study import (
     EndedTrials,
     PowerHistory,
     last_trials,
+    recorded_spans,
     trial_left_s,
     work_left,
 )
@@ -157,6 +158,28 @@ def test_a_trial_that_went_on_has_no_power_at_a_time_of_day() -> None:
     assert went_on.span is None and later.span is not None
     assert PowerHistory.latest([went_on, later]) == [later]
     assert [record.trial for record in last_trials(study(went_on, later), 1)] == [1]
+
+
+def test_the_power_of_a_replay_is_that_of_its_trainings_without_a_time_of_day():
+    """Recorded evaluations have energy but no time."""
+    durations = Durations(train=10, setup=0, eval=0, total=10)
+    energy = Energy(
+        train=kwh_from_joules(3000),
+        setup=0,
+        eval=kwh_from_joules(1500),
+        total=kwh_from_joules(4500),
+    )
+    first = timed(0, 10, 1, energy_kwh=energy, duration_s=durations)
+    second = timed(1, 5, 1000, begun="2026-01-01T00:00:01+00:00")
+    assert recorded_spans([second, first]) == [
+        (0.0, 10.0, pytest.approx(300), False),
+        (10.0, 15.0, pytest.approx(200), False),
+    ]
+    data = study(second, first, raw=REPLAY)
+    shown = Panel("").draw(WatchedState(data, ()))
+    assert "The latest: 200 W" in shown
+    assert "time of day" not in shown
+    assert [record.trial for record in last_trials(data, 2)] == [1, 0]
 
 
 def test_ended_trials_are_looked_at_again_only_when_one_ends():

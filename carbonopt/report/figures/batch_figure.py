@@ -82,7 +82,9 @@ def batch(effect: BatchEffect, quality: Quality) -> document.Figure:
 def _alt(effect: BatchEffect) -> str:
     """Return what the figure shows, for readers who can't see it."""
     tried = ", ".join(str(row.global_batch_size) for row in effect.batches)
-    least = f"least energy at {effect.least_energy}, least time at {effect.least_duration}"
+    energy_at = effect.least_energy or "several sizes"
+    time_at = effect.least_duration or "several sizes"
+    least = f"least energy at {energy_at}, least time at {time_at}"
     sentences = [f"An epoch over batch sizes {tried}: {least}."]
     if slowed := [str(row.global_batch_size) for row in effect.batches if row.slowed]:
         sentences.append(f"Other work slowed trials of batch size {', '.join(slowed)}.")

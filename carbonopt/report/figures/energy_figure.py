@@ -27,7 +27,8 @@ PHASES = {
 def energy(spent: Footprint) -> document.Figure | None:
     """Draw the study's energy by phase, or return None where there is none.
 
-    The GPUs' part is drawn apart from the rest where their counters give it.
+    The GPUs' part is drawn apart from the rest where their counters give it. Phases whose energy
+    is not known are left out.
     """
     if not spent.energy_kwh:
         return None
@@ -35,6 +36,7 @@ def energy(spent: Footprint) -> document.Figure | None:
     parts = [
         (names[phase], kwh, spent.gpu_parts_kwh.get(phase))
         for phase, kwh in spent.by_phase_kwh.items()
+        if kwh is not None
     ]
     if spent.probes_kwh:
         parts.append(("probes", spent.probes_kwh, spent.gpu_probes_kwh))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from carbonopt.analysis.batch import AtBatch, BatchEffect
+from carbonopt.analysis.batch import AtBatch, BatchEffect, sizes_of_least
 from carbonopt.core import format as fmt
 from carbonopt.core.quality import Quality
 from carbonopt.report.caveats import trials_text
@@ -81,13 +81,19 @@ def _notes(study: StudyView, effect: BatchEffect) -> Iterator[str]:
             f"The lowest of {fmt.count_text(max(counts), 'trial')} is lower by chance than that of"
             f" {min(counts)}: where runs spread, sizes with more trials look cheaper."
         )
-    least_energy = min(effect.batches, key=lambda row: row.energy_kwh.median).global_batch_size
-    least_time = min(effect.batches, key=lambda row: row.duration_s.median).global_batch_size
+    energy_at, time_at = _least(effect, "energy_kwh"), _least(effect, "duration_s")
     yield (
-        f"By the medians, slow runs included: least energy at {least_energy}, least time at"
-        f" {least_time}. Less energy an epoch is not less energy to the target: a larger batch"
-        " takes fewer steps an epoch."
+        f"By the medians, slow runs included: least energy at {energy_at}, least time at {time_at}."
+        " Less energy an epoch is not less energy to the target: a larger batch takes fewer steps"
+        " an epoch."
     )
+
+
+def _least(effect: BatchEffect, at: str) -> str:
+    """Name the batch sizes whose median is the least."""
+    medians = {row.global_batch_size: getattr(row, at).median for row in effect.batches}
+    sizes = list(map(str, sizes_of_least(medians)))
+    return sizes[0] if len(sizes) == 1 else f"{', '.join(sizes[:-1])} and {sizes[-1]} alike"
 
 
 def _spanned(label: str, at: str, text: Callable[[Any], str], least: int | None) -> Maker:

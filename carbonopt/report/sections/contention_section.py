@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from carbonopt.analysis.confidence import Configuration, configurations
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.core.values import is_less
 from carbonopt.report.caveats import TEMPLATES
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
@@ -111,7 +112,7 @@ def _decides(candidate: Configuration, least_kwh: float, study: StudyView) -> bo
     if not rec.met or rec.energy_kwh is None:
         return False
     compared = (rec.trial, rec.baseline.trial if rec.baseline else None)
-    return candidate.trial in compared or least_kwh < rec.energy_kwh
+    return candidate.trial in compared or is_less(least_kwh, rec.energy_kwh)
 
 
 def _is_unknown(record: TrialRecord) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from carbonopt.analysis.footprint import Footprint, summed
+from carbonopt.analysis.footprint import Footprint, known_sum, summed
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
 from carbonopt.core.trial import (
@@ -88,8 +88,8 @@ def _by_phase(study: StudyView) -> Table:
         "The script does not tell its phases: its start-up and evaluations are in its training."
     )
     unrecorded = (
-        "Recorded runs have the energy of training and evaluation alone: what is 0 here was not"
-        " recorded."
+        "Recorded runs have the energy of training and evaluation alone; that of anything else"
+        f" is not known ({MISSING})."
     )
     note = untold if counts_whole_processes(data) else ""
     note = unrecorded if data.provenance.is_replay else note
@@ -108,11 +108,11 @@ def _by_state(study: StudyView) -> Table:
     spent, counts = study.spent, study.recommendation.trials_by_state
     whole = ("sum", spent.energy_kwh)
     trials = {state: fmt.count_text(counts[state], "trial") for state in spent.by_state_kwh}
-    states = [
+    states: list[tuple[str, float | None]] = [
         (f"{_became(state, study.data)} ({trials[state]})", kwh)
         for state, kwh in spent.by_state_kwh.items()
     ]
-    between_kwh = spent.by_phase_kwh[Phase.PREPARE] + spent.by_phase_kwh[Phase.GAP]
+    between_kwh = known_sum([spent.by_phase_kwh[Phase.PREPARE], spent.by_phase_kwh[Phase.GAP]])
     if spent.probes_kwh:
         states.append(("no trial: probes", spent.probes_kwh))
     states.append(("no trial: preparation and pauses", between_kwh))
@@ -131,7 +131,7 @@ def _energy_columns(study: StudyView, whole: tuple[Any, ...]) -> list[Maker]:
         num(scale.label("Energy"), 1, scale.text, strong=_is_sum),
         scaled(
             "Emissions",
-            lambda row: study.data.emissions_kg_co2e(row[1]),
+            lambda row: None if row[1] is None else study.data.emissions_kg_co2e(row[1]),
             fmt.emissions_scale,
             [whole],
             strong=_is_sum,
@@ -154,7 +154,7 @@ def _became(state: TrialState, data: StudyData) -> str:
     return "interrupted" if interrupted == len(of_state) else f"{state.value} or interrupted"
 
 
-def _phase_rows(study: StudyView) -> list[tuple[str, float, float | None]]:
+def _phase_rows(study: StudyView) -> list[tuple[str, float | None, float | None]]:
     """Return each phase with its energy in kWh and the GPUs' part of it."""
     spent = study.spent
     rows = [
@@ -174,9 +174,12 @@ def _is_sum(row: tuple[Any, ...]) -> bool:
     return bool(row[0] == "sum")
 
 
-def _ratio(part: float, whole: float) -> float:
-    """Return a share of the whole; where that is 0, not a number, which tables show as unknown."""
-    return part / whole if whole else math.nan
+def _ratio(part: float | None, whole: float) -> float:
+    """Return a share of the whole; where that is 0 or the part is None, not a number.
+
+    Tables show that as unknown.
+    """
+    return part / whole if whole and part is not None else math.nan
 
 
 def _closure(study: StudyView) -> Table:

@@ -205,23 +205,37 @@ def state_text(record: TrialRecord, rec: Recommendation) -> str:
     return f"{text} ({played})" if played else text
 
 
+def _examples(study: StudyView) -> int | None:
+    """Return how many examples the recommended trial's quality is a share of; None: not known.
+
+    Scripts that do not tell the number have 1.
+    """
+    if not study.quality.is_share_of_examples:
+        return None
+    if study.data.prepared is not None:
+        return study.data.prepared.eval_examples
+    record = study.record(study.recommendation.trial)
+    count = None if record is None else record.quality.count
+    return None if count == 1 else count
+
+
 def _few_examples(study: StudyView) -> Iterator[Caveat]:
     """Warn if so few evaluation examples leave it open whether the target is met."""
-    rec, prepared = study.recommendation, study.data.prepared
-    if rec.value is None or prepared is None or not study.quality.is_share_of_examples:
+    rec, count = study.recommendation, _examples(study)
+    if rec.value is None or count is None:
         return
-    count = prepared.eval_examples
     lowest = lowest_share(rec.value, count)
     if count < FEW_EXAMPLES and not rec.target.is_met_by(lowest):
         name = study.quality.label.lower()
-        yield study.caveat("few_examples", name=name, examples=count, lowest=lowest)
+        more = " (dataset.eval_files, or a larger dataset.eval_fraction)"
+        how = "" if study.data.prepared is None else more
+        yield study.caveat("few_examples", name=name, examples=count, lowest=lowest, how=how)
 
 
 def _selection_bias(study: StudyView) -> Caveat:
-    rec, prepared = study.recommendation, study.data.prepared
-    if rec.value is None or prepared is None or not study.quality.is_share_of_examples:
+    rec, count = study.recommendation, _examples(study)
+    if rec.value is None or count is None:
         return study.caveat("selection_bias", quality=study.quality.name)
-    count = prepared.eval_examples
     # Two more right and two more wrong: all right would have no error (Agresti and Coull, The
     # American Statistician 52, 1998).
     share = (rec.value * count + 2) / (count + 4)
