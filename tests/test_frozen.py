@@ -93,11 +93,11 @@ def without_intervals_of_one(was: Any, study: StudyData) -> Any:
 
 
 def without_what_a_replay_cannot_know(was: Any) -> Any:
-    """Its phases beside training and evaluation, and readings of the whole, which nothing took."""
+    """Leave out its phases beside training and evaluation."""
     spent = was["spent"]
     spent["by_phase_kwh"] |= dict.fromkeys(("prepare", "gap", "setup"))
     spent["gpu_parts_kwh"] |= dict.fromkeys(("prepare", "gap"))
-    return was | {"spent": spent | dict.fromkeys(("outer_kwh", "closure", "outer_gpu_kwh"))}
+    return was
 
 
 def differences(was: Any, now: Any, path: str) -> list[str]:

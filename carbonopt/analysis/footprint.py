@@ -22,7 +22,7 @@ class Footprint(Frozen):
     Energy is without PUE, emissions include it. `by_phase_kwh`, `earlier_attempts_kwh` and
     `probes_kwh` add up to `energy_kwh`; so do `by_state_kwh` (earlier attempts included), probes,
     prepare and gap. A table of recorded runs has the energy of training and evaluation alone:
-    prepare, gap and setup of a replay are not known, and what is read once is not read.
+    prepare, gap and setup of a replay are not known.
     """
 
     energy_kwh: float
@@ -116,9 +116,13 @@ def _by_phase_kwh(data: StudyData) -> dict[Phase, float | None]:
         Phase.GAP: sum(session.gap_kwh for session in data.sessions),
         **{phase: sum(getattr(energy, phase) for energy in measured) for phase in TRIAL_PHASES},
     }
-    if data.provenance.is_replay:
-        by_phase |= dict.fromkeys((Phase.PREPARE, Phase.GAP, Phase.SETUP))
-    return by_phase
+    return by_phase | _not_recorded(data)
+
+
+def _not_recorded(data: StudyData) -> dict[Phase, None]:
+    """Return the phases of which a replay's table has no energy; none where trials were run."""
+    phases = (Phase.PREPARE, Phase.GAP, Phase.SETUP) if data.provenance.is_replay else ()
+    return dict.fromkeys(phases)
 
 
 def _gpu_parts_kwh(data: StudyData) -> dict[Phase, float | None]:
@@ -134,16 +138,12 @@ def _gpu_parts_kwh(data: StudyData) -> dict[Phase, float | None]:
             )
             for phase in TRIAL_PHASES
         },
+        **_not_recorded(data),
     }
 
 
 def _of_sessions(data: StudyData, name: str) -> float | None:
-    """Add up a reading of the study's sessions; None where one of them does not have it.
-
-    No session of a replay reads anything.
-    """
-    if data.provenance.is_replay:
-        return None
+    """Add up a field of the study's sessions; None where one of them does not know it."""
     return known_sum((getattr(session, name) for session in data.sessions), of_none=None)
 
 
