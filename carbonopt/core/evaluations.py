@@ -16,7 +16,9 @@ from carbonopt.core.quality import Quality
 from carbonopt.core.refusals import first_refusal
 from carbonopt.core.values import Finite, Frozen, Whole
 
-_LEARNED = 0.1  # a training has learned if its loss has fallen by more than this share
+# A training has learned if its loss has fallen by more than this share, and by more than this: 5 %
+# of a perplexity, or 5 points of a share. Losses of evaluations fluctuate by less.
+_LEARNED_SHARE, _LEARNED = 0.1, 0.05
 
 
 class EvalPoint(Frozen):
@@ -63,8 +65,8 @@ class EvalPoint(Frozen):
 def breakdown(losses: Sequence[float]) -> int | None:
     """Return the place of the first loss after a training's breakdown; None: it did not break down.
 
-    A training breaks down if its loss, after it had fallen by more than a tenth, rises above the
-    first one from one evaluation to the next, and stays above it.
+    A training breaks down if its loss, after it had fallen by more than a tenth and by more than
+    0.05, rises above the first one from one evaluation to the next, and stays above it.
 
     Args:
         losses: the losses of a training's evaluations, in their order.
@@ -75,7 +77,8 @@ def breakdown(losses: Sequence[float]) -> int | None:
     if stays_above in (0, len(losses)):
         return None
     fell = losses[0] - losses[stays_above - 1]
-    return stays_above if fell > _LEARNED * abs(losses[0]) else None
+    has_learned = fell > max(_LEARNED_SHARE * abs(losses[0]), _LEARNED)
+    return stays_above if has_learned else None
 
 
 @dataclass(frozen=True)

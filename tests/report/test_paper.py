@@ -353,7 +353,7 @@ def test_the_statement_of_a_replay_claims_no_time_that_the_table_lacks() -> None
 
 @pytest.mark.parametrize(
     ("seeds", "runners_up", "baseline", "of_the_search", "of_the_start"),
-    [(4, 2, True, 9, 3), (3, 1, True, 4, 2), (2, 0, False, 1, None)],
+    [(4, 2, True, 9, 4), (3, 1, True, 4, 3), (2, 0, False, 1, None)],
 )
 def test_the_methods_have_all_runs_of_the_confirmation(
     seeds: int, runners_up: int, baseline: bool, of_the_search: int, of_the_start: int | None
@@ -365,7 +365,9 @@ def test_the_methods_have_all_runs_of_the_confirmation(
     view = StudyView(study(trial(0), raw={"confirm": confirm, "search": search}))
     said = methods(view, whole(view)).replace("~", " ")
     counts = [int(number) for number in re.findall(r"in at most (\d+) further run", said)]
-    assert counts == [of_the_search, *([] if of_the_start is None else [of_the_start])]
+    of_baseline = [int(number) for number in re.findall(r"with up to (\d+) seeds, until", said)]
+    assert counts == [of_the_search]
+    assert of_baseline == ([] if of_the_start is None else [of_the_start])
     assert ("new ones" in said) is (runners_up > 0)
 
 

@@ -51,6 +51,8 @@ def test_what_lies_beyond_a_wide_gap_has_collapsed(ends: list[float], highest: f
         ([3.0, 4.0, 5.0], None),  # it never learned
         ([4.5, 4.1, 4.2, 4.4, 4.6], None),  # overfitting takes it back slowly
         ([2.4, 2.0, math.nan], None),  # it diverged
+        ([0.020, 0.017, 0.021, 0.022], None),  # errors of 1,000 evaluation examples
+        ([0.0, -0.01, 0.001], None),  # a reward that hardly changes
     ],
 )
 def test_a_breakdown_takes_back_at_once_all_that_was_learned(
