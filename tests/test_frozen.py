@@ -93,7 +93,9 @@ def without_intervals_of_one(was: Any, study: StudyData) -> Any:
 
 
 def without_what_a_replay_cannot_know(was: Any) -> Any:
-    """Leave out its phases beside training and evaluation."""
+    """Leave out its phases beside training and evaluation, and that its learning rate falls."""
+    if was["diminishing_returns"] is not None:
+        was["diminishing_returns"]["rate_decays"] = False
     spent = was["spent"]
     spent["by_phase_kwh"] |= dict.fromkeys(("prepare", "gap", "setup"))
     spent["gpu_parts_kwh"] |= dict.fromkeys(("prepare", "gap"))

@@ -52,7 +52,10 @@ def test_stored_evaluations_are_those_of_a_tuple() -> None:
     dumped = json.dumps([point.model_dump() for point in POINTS])
     stored = StoredEvaluations(dumped, PERPLEXITY, "trial 3")
     assert stored[-1] == POINTS[-1] and stored[1] == POINTS[1]
+    losses = [point.loss(PERPLEXITY) for point in POINTS]
+    assert stored.losses() == losses
     assert "_points" not in vars(stored)
+    assert stored == POINTS and stored.losses() == losses
     assert stored == POINTS and len(stored) == 5 and stored[1:3] == POINTS[1:3]
     for empty in ("[]", "[ ]"):
         none = StoredEvaluations(empty, PERPLEXITY, "trial 3")
