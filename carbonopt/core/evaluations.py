@@ -161,7 +161,7 @@ class StoredEvaluations(Sequence[EvalPoint]):
         To make them all and keep them takes ten times as long, and the memory of a whole study.
         """
         if "_points" in vars(self):
-            return [point.loss(self._quality) for point in self._points]
+            return losses_of(self._points, self._quality)
         with self._damage_named():
             stored = self._stored()
             try:

@@ -12,7 +12,6 @@ from optuna.distributions import BaseDistribution
 
 from carbonopt.core.arrays import Array, Mask
 from carbonopt.core.dimensions import StatedAffects, affecting
-from carbonopt.core.evaluations import breakdown
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import Kernels
 from carbonopt.search.hypervolume import nearest_front
@@ -155,10 +154,13 @@ class Knowledge:
         A training that broke down has its curve before that. Its losses since would drown the
         differences among its neighbours, which did not break down.
         """
-        until = [breakdown([loss for _, loss in trial.curve]) for trial in trials]  # None: its end
         return [
-            self.as_modelled(replace(trial, curve=trial.curve[:place]))
-            for trial, place in zip(trials, until, strict=True)
+            self.as_modelled(
+                trial
+                if trial.broke_down_at is None
+                else replace(trial, curve=trial.curve[: trial.broke_down_at])
+            )
+            for trial in trials
         ]
 
     def as_modelled(self, trial: Observation) -> Observation:
@@ -188,7 +190,7 @@ class Knowledge:
         """
         if trial.diverged or not trial.curve:
             return trial.diverged
-        if breakdown([loss for _, loss in trial.curve]) is not None:
+        if trial.broke_down_at is not None:
             return True
         end = trial.final_loss if trial.complete else straight_line_loss(trial.curve)
         if end is None or self._linked(end) <= self._before_gap:

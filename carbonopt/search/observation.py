@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -16,7 +16,7 @@ from optuna.trial import TrialState as OptunaState
 from pydantic import Field, ValidationError
 
 from carbonopt.core.dimensions import LR_SCHEDULERS, TrainingParams
-from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.evaluations import EvalPoint, breakdown
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import Kernels, Stage, StopReason, TrialRecord, TrialState
 from carbonopt.core.values import Finite, Frozen
@@ -110,6 +110,11 @@ class Observation:
     # a script's training whose steps were not announced, or other ones: it may have stopped by
     # itself, so that what affects the quality alone may affect its cost, too
     may_stop_itself: bool = False
+
+    @cached_property
+    def broke_down_at(self) -> int | None:
+        """The place in `curve` from which on its training has broken down; None: it has not."""
+        return breakdown([loss for _, loss in self.curve])
 
     @property
     def final_loss(self) -> float | None:

@@ -67,7 +67,7 @@ def test_a_training_that_broke_down_does_not_blur_the_model_of_its_neighbours() 
     well = [(share, loss) for share, loss in ran(99, values).curve if share <= 0.5]
     last = well[0][1] * 1.4
     broken = ran(99, values, curve=(*well[:-1], (0.5, last)), complete=False)
-    assert breakdown([loss for _, loss in broken.curve]) == len(well) - 1
+    assert broken.broke_down_at == len(well) - 1
     with_well, with_broken, alone = (
         Knowledge(PERPLEXITY, SPACE, [*known, *further])
         for further in ([replace(broken, curve=tuple(well[:-1]))], [broken], [])
