@@ -155,13 +155,17 @@ class StoredEvaluations(Sequence[EvalPoint]):
     def _damaged(self, why: str) -> BadInput:
         return BadInput(f"{self._whose} is damaged: {why}; restore it from a copy.")
 
-    def losses(self) -> list[float]:
-        """Return the losses in order, NaN where a sum was not finite, and keep no evaluation.
+    @property
+    def is_parsed(self) -> bool:
+        """Whether all evaluations have been made, and are kept."""
+        return "_points" in vars(self)
 
-        To make them all and keep them takes ten times as long, and the memory of a whole study.
+    def losses(self) -> list[float]:
+        """Return the losses in order, NaN where a sum was not finite, from the text.
+
+        To make all evaluations and keep them takes ten times as long, and much memory. They must
+        not have been made yet.
         """
-        if "_points" in vars(self):
-            return losses_of(self._points, self._quality)
         with self._damage_named():
             stored = self._stored()
             try:
@@ -175,7 +179,7 @@ class StoredEvaluations(Sequence[EvalPoint]):
                 raise ValueError(f"evals: an evaluation has no sum and count ({error})") from error
 
     def __bool__(self) -> bool:
-        return bool(self._points) if "_points" in vars(self) else self._text[1:].lstrip() != "]"
+        return bool(self._points) if self.is_parsed else self._text[1:].lstrip() != "]"
 
     def __len__(self) -> int:
         return len(self._points)
@@ -188,7 +192,7 @@ class StoredEvaluations(Sequence[EvalPoint]):
     @overload
     def __getitem__(self, index: slice) -> tuple[EvalPoint, ...]: ...
     def __getitem__(self, index: int | slice) -> EvalPoint | tuple[EvalPoint, ...]:
-        if isinstance(index, slice) or "_points" in vars(self):
+        if isinstance(index, slice) or self.is_parsed:
             return self._points[index]
         # Often only the last one is needed: to make all of them takes ten times as long.
         with self._damage_named():
@@ -245,8 +249,11 @@ class _LeftAsStored:
 Evaluations = Annotated[StoredEvaluations | tuple[EvalPoint, ...], _LeftAsStored]
 
 
-def losses_of(evaluations: Evaluations, quality: Quality) -> list[float]:
-    """Return the losses of a trial's evaluations, in order; NaN where a sum was not finite."""
-    if isinstance(evaluations, StoredEvaluations):
-        return evaluations.losses()
-    return [point.loss(quality) for point in evaluations]
+def broke_down_at(evaluations: Evaluations, quality: Quality) -> int | None:
+    """Return the place of the first evaluation after a training's breakdown, see `breakdown`."""
+    if isinstance(evaluations, StoredEvaluations) and not evaluations.is_parsed:
+        return breakdown(evaluations.losses())
+    # The live page asks this of all trials whenever one changes.
+    if not evaluations or evaluations[-1].loss(quality) <= evaluations[0].loss(quality):
+        return None
+    return breakdown([point.loss(quality) for point in evaluations])

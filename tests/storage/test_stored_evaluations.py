@@ -10,7 +10,7 @@ from sqlalchemy import text
 from watched_pages import store
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.evaluations import KnownEnd, StoredEvaluations
+from carbonopt.core.evaluations import KnownEnd, StoredEvaluations, broke_down_at
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.core.trial import Failure, TrialRecord
 from carbonopt.report.assemble import top, whole
@@ -55,7 +55,12 @@ def test_stored_evaluations_are_those_of_a_tuple() -> None:
     losses = [point.loss(PERPLEXITY) for point in POINTS]
     assert stored.losses() == losses
     assert "_points" not in vars(stored)
-    assert stored == POINTS and stored.losses() == losses
+    assert broke_down_at(stored, PERPLEXITY) == broke_down_at(POINTS, PERPLEXITY) is None
+    broken = (*POINTS, evaluation(99.0, tokens=6).model_copy(update={"step": 6}))
+    text_of = json.dumps([point.model_dump() for point in broken])
+    unparsed = StoredEvaluations(text_of, PERPLEXITY, "trial 4")
+    assert broke_down_at(unparsed, PERPLEXITY) == 5 and not unparsed.is_parsed
+    assert unparsed == broken and broke_down_at(unparsed, PERPLEXITY) == 5
     assert stored == POINTS and len(stored) == 5 and stored[1:3] == POINTS[1:3]
     for empty in ("[]", "[ ]"):
         none = StoredEvaluations(empty, PERPLEXITY, "trial 3")

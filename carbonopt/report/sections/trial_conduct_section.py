@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from carbonopt.analysis.stages import counts_whole_processes
-from carbonopt.core.evaluations import breakdown, losses_of
+from carbonopt.core.evaluations import broke_down_at
 from carbonopt.core.format import visible_text
 from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.core.units import human_duration
@@ -82,7 +82,7 @@ def _breakdown_caveats(study: StudyView) -> Iterator[Caveat]:
     broken = {
         record.trial: (record, place)
         for record in study.data.records
-        if (place := breakdown(losses_of(record.evals, quality))) is not None
+        if (place := broke_down_at(record.evals, quality)) is not None
     }
     recommended = study.recommendation.trial
     if recommended is not None and recommended in broken:
