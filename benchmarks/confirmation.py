@@ -1,5 +1,6 @@
 """How often a recommendation is in truth above the target, with and without `confirm`, and how often
-the saving's interval holds the true saving where the start is repeated, in simulated studies.
+the saving's interval holds the true saving where the start is repeated, or a converged study's
+winner until the interval is narrow, in simulated studies.
 
     python benchmarks/confirmation.py [STUDIES]
 
@@ -16,7 +17,7 @@ import sys
 
 import numpy as np
 
-from carbonopt.analysis.confirmation import confirmation_progress
+from carbonopt.analysis.confirmation import SAVING_WIDTH, confirmation_progress
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import PERPLEXITY
@@ -157,16 +158,23 @@ class TwoTrials:
 
 def savings(studies: int) -> None:
     print()
-    print("| seeds | spread of emissions | saving | interval holds it | runs of the start |")
-    print("| ---: | ---: | ---: | ---: | ---: |")
+    print(
+        "| repeated | seeds | spread of emissions | saving | interval holds it | it is at most"
+        f" {SAVING_WIDTH:.0%} wide | runs of the repeated one |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     empty = empty_study()
-    for seeds, deviation, share in itertools.product(
-        (3, 6), (0.005, 0.013, 0.03), (0.25, 0.31, 0.6)
+    search = empty.config.search.model_copy(update={"start": {"global_batch_size": 8}})
+    until_converged = empty.config.budget.model_copy(update={"until": "converged"})
+    for repeated, seeds, deviation, share in itertools.product(
+        ("start", "winner"), (3, 6), (0.005, 0.008, 0.013, 0.03), (0.25, 0.31, 0.6)
     ):
-        search = empty.config.search.model_copy(update={"start": {"global_batch_size": 8}})
-        confirm = Confirm(seeds=seeds, runners_up=0, baseline=True)
-        config = empty.config.model_copy(update={"confirm": confirm, "search": search})
-        rng, holds, runs = np.random.default_rng(0), 0, 0
+        confirm = Confirm(seeds=seeds, runners_up=0, baseline=repeated == "start")
+        update = {"confirm": confirm, "search": search}
+        if repeated == "winner":
+            update["budget"] = until_converged
+        config = empty.config.model_copy(update=update)
+        rng, holds, narrow, runs = np.random.default_rng(0), 0, 0, 0
         for _ in range(studies):
             truth = TwoTrials(rng, share, deviation)
             records = [truth.run(number, number, 0) for number in range(2)]
@@ -174,10 +182,12 @@ def savings(studies: int) -> None:
             assert answer.saving_interval is not None
             lowest, highest = answer.saving_interval
             holds += lowest <= 1 - share <= highest
-            runs += sum(0 in (record.trial, record.repeat_of) for record in data.records)
+            narrow += highest - lowest <= SAVING_WIDTH
+            trial = 0 if repeated == "start" else 1
+            runs += sum(trial in (record.trial, record.repeat_of) for record in data.records)
         print(
-            f"| {seeds} | {deviation:.1%} | {1 - share:.0%} | {holds / studies:.1%} |"
-            f" {runs / studies:.2f} |"
+            f"| {repeated} | {seeds} | {deviation:.1%} | {1 - share:.0%} | {holds / studies:.1%} |"
+            f" {narrow / studies:.0%} | {runs / studies:.2f} |"
         )
 
 

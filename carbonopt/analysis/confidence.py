@@ -179,7 +179,8 @@ class Evidence:
         return cls(configurations(data.records), target, seeds)
 
     @cached_property
-    def _emissions_spread(self) -> Pooled | None:
+    def emissions_spread(self) -> Pooled | None:
+        """The spread of the logarithm of emissions between runs; None: nothing was repeated."""
         return log_spread(self.configurations)
 
     @cached_property
@@ -316,10 +317,10 @@ class Evidence:
 
     def _emissions_deviation_kg_co2e(self, candidate: Configuration) -> float | None:
         """Return the standard deviation of one run, from the pooled share or its own if larger."""
-        if self._emissions_spread is None or not min(candidate.emissions_of_runs) > 0:
+        if self.emissions_spread is None or not min(candidate.emissions_of_runs) > 0:
             return None
         logs = [math.log(kg) for kg in candidate.emissions_of_runs]
-        share = self._emissions_spread.or_own_if_larger(logs).deviation
+        share = self.emissions_spread.or_own_if_larger(logs).deviation
         return share * candidate.emissions_kg_co2e
 
     def log_emissions_margin(self, *runs: int) -> float | None:
@@ -331,9 +332,9 @@ class Evidence:
         Args:
             runs: number of runs of each mean.
         """
-        if self._emissions_spread is None:
+        if self.emissions_spread is None:
             return None
-        return min(self._emissions_spread.margin(*runs), LARGEST_MARGIN)
+        return min(self.emissions_spread.margin(*runs), LARGEST_MARGIN)
 
     def saving_interval(
         self, candidate: Configuration, baseline: Configuration
@@ -380,7 +381,7 @@ class Evidence:
         better. None: there is none, or the winner is confirmed or has no bound.
         """
         bound, rank, winner_kg = self.bound(winner), winner.quality.rank, winner.emissions_kg_co2e
-        spread = self._emissions_spread
+        spread = self.emissions_spread
         if bound is None or spread is None or self.confirmed(winner) or not winner_kg > 0:
             return None
         safer = [
@@ -408,7 +409,7 @@ class Evidence:
 
     def ties(self, winner: Configuration) -> tuple[int, ...]:
         """Return other confirmed trials whose emissions equal the winner's within the error."""
-        spread, winner_kg = self._emissions_spread, winner.emissions_kg_co2e
+        spread, winner_kg = self.emissions_spread, winner.emissions_kg_co2e
         if spread is None or not winner_kg > 0 or not self.confirmed(winner):
             return ()
         rest = [

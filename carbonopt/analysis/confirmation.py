@@ -4,7 +4,8 @@ The choice is a pure function of the records. Each run goes to the cheapest conf
 well be confirmed (`Evidence.chance`). If there is none, a new configuration is tried, if the search
 can propose one; otherwise the run goes to the configuration with the best chance. Once the cheapest
 confirmed configuration has run with all its seeds, the runs go to those nearest to it in emissions.
-With budget.until: converged, the cheapest confirmed one runs only until it is clearly confirmed.
+With budget.until: converged, the cheapest confirmed one runs only until it is clearly confirmed
+and the interval of its saving is narrow enough.
 All these runs together are at most as many as 1 + confirm.runners_up configurations need for all
 their seeds. Last comes the start configuration, if confirm.baseline asks for it: once, and then
 until the interval of the saving is narrow enough.
@@ -39,9 +40,14 @@ _MAY = 1 / 20
 # The most runs that are kept for the start, if no cheaper configuration is confirmed before.
 _KEPT_FOR_START = 2
 
-# Widest interval of the saving, as a share of the start's emissions, that needs no further run of
-# the start, which is often the study's most expensive configuration.
+# Widest interval of the saving, as a share of the start's emissions, for which neither the start
+# nor a winner that is clearly confirmed runs again.
 SAVING_WIDTH = 0.02
+
+# Least degrees of freedom of the emissions' spread that tell whether the interval is narrow. With
+# one, two runs that happen to be alike end the repeats, and the interval holds the truth less often
+# (docs/confirmation.md).
+_LEAST_FREEDOM = 2
 
 # Returns whether a configuration can be run with a seed.
 Available = Callable[[int, TrialParams], bool]
@@ -107,7 +113,11 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     had_repeats = {run.repeat_of for run in data.records if run.repeat_of is not None}
     if due is None and (chosen or had_repeats) and confirm.baseline and baseline:
         chosen.add(START_TRIAL)
-        if not _is_precise(evidence, baseline):
+        # One repeat is always made: the start runs first, when the devices are at their coldest.
+        if not (
+            baseline.repeated
+            and _saving_is_precise(_cheapest_confirmed(evidence), evidence, baseline)
+        ):
             due = next_run(baseline)
     return ConfirmationProgress(
         trials=tuple(sorted(chosen | had_repeats)),
@@ -298,7 +308,11 @@ def _following(
         unfinished = [
             candidate
             for candidate in unfinished
-            if _may_pay(candidate, winner, evidence, seeds, reuses)
+            if (
+                _needs_more_seeds(winner, evidence, start)
+                if candidate is winner
+                else _may_pay(candidate, winner, evidence, seeds, reuses)
+            )
         ]
         may_hold = [candidate for candidate in may_hold if candidate in unfinished]
     cheaper = [candidate for candidate in may_hold if candidate.mean_rank < winner.mean_rank]
@@ -327,15 +341,23 @@ def _may_pay(
     """Return whether a configuration's further runs are expected to save what they emit.
 
     If they confirm it, `reuses` later runs emit less than those of the confirmed winner would. If
-    they don't, the first of them mostly refutes it, and no further one is made. The winner's own
-    runs pay until it is clearly confirmed.
+    they don't, the first of them mostly refutes it, and no further one is made.
     """
-    if candidate is winner:
-        return not evidence.clearly_confirmed(winner)
     chance = evidence.chance(candidate)
     saved_kg = winner.emissions_kg_co2e - candidate.emissions_kg_co2e
     expected_runs = 1 + chance * (seeds - candidate.n - 1)
     return chance * reuses * saved_kg > expected_runs * candidate.emissions_kg_co2e
+
+
+def _needs_more_seeds(
+    winner: Configuration, evidence: Evidence, start: Configuration | None
+) -> bool:
+    """Return whether a converged study runs its winner with further seeds.
+
+    It does until the winner is clearly confirmed and its saving against the start is known well
+    enough.
+    """
+    return not evidence.clearly_confirmed(winner) or not _saving_is_precise(winner, evidence, start)
 
 
 def _most_promising(
@@ -357,18 +379,16 @@ def _most_promising(
     )
 
 
-def _is_precise(evidence: Evidence, baseline: Configuration) -> bool:
-    """Return whether the saving needs no further run of the start to be known well enough.
-
-    One repeat is always made: the start runs first, when the devices are at their coldest.
-    """
-    if not baseline.repeated:
-        return False
-    winner = _cheapest_confirmed(evidence)
-    if winner is None or winner is baseline:
+def _saving_is_precise(
+    winner: Configuration | None, evidence: Evidence, start: Configuration | None
+) -> bool:
+    """Return whether the winner's saving against the start is known well enough."""
+    if winner is None or start is None or winner is start:
         return True  # there is no saving to know
-    interval = evidence.saving_interval(winner, baseline)
-    return interval is not None and interval[1] - interval[0] <= SAVING_WIDTH
+    spread, interval = evidence.emissions_spread, evidence.saving_interval(winner, start)
+    if spread is None or spread.freedom < _LEAST_FREEDOM or interval is None:
+        return False
+    return interval[1] - interval[0] <= SAVING_WIDTH
 
 
 def _cheapest_confirmed(evidence: Evidence) -> Configuration | None:

@@ -98,7 +98,7 @@ class Confirm(Settings):
     seeds: int = Field(default=3, ge=2, le=100)
     """Runs of each configuration, including its run in the search. With `budget.until: converged`,
     the winner [needs fewer](confirmation.md#when-a-configuration-is-confirmed) if it clearly meets
-    the target."""
+    the target and its saving is known well enough."""
 
     runners_up: int = Field(default=2, ge=0, le=100)
     """How many runs the confirmation has: `seeds` − 1 for each of 1 + this many configurations.

@@ -17,7 +17,7 @@ from documents import numbers_of
 from scipy.special import ndtr, stdtrit
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Pooled
-from carbonopt.analysis.confirmation import confirmation_progress
+from carbonopt.analysis.confirmation import SAVING_WIDTH, confirmation_progress
 from carbonopt.analysis.recommend import Recommendation, recommend
 from carbonopt.cli.check_text import describe_study
 from carbonopt.core.dimensions import TrialParams
@@ -428,6 +428,42 @@ def test_a_converged_study_spares_seeds_of_a_winner_that_clearly_holds(
     rec = recommend(data)
     assert rec.confidence is not None and rec.confidence.confirmed
     assert rec.confidence.seeds == runs
+
+
+@pytest.mark.parametrize(
+    ("joules", "runs"),
+    [
+        # Two runs alike don't end the repeats: three do, which are alike, too.
+        ((100, 100, 100, 100, 100, 100), 3),
+        # The third run lies off: 1.3 points of width need a fourth run, at a spread of 1 %.
+        ((100, 100, 101, 100, 100, 100), 4),
+        ((100, 120, 100, 120, 100, 120), 6),
+    ],
+)
+def test_a_converged_study_repeats_its_winner_until_its_saving_is_known(
+    joules: tuple[float, ...], runs: int, tmp_path: Path
+) -> None:
+    perplexities = {f"s{seed}": value for seed, value in enumerate((9.50, 9.51) * 3)}
+    study = Replayed(tmp_path, rows(16, joules, **perplexities), rows(128, 200, s0=9.0))
+    study.study["confirm"] = {"seeds": 6, "runners_up": 0}
+    study.study["budget"]["until"] = "converged"
+    study.study["search"] |= {"start": {"global_batch_size": 128, "learning_rate": 1e-3}}
+    study.study["search"]["sampler"] = "carbon"
+    rec = recommend(study.run())
+    assert rec.confidence is not None and rec.confidence.seeds == runs
+    widths = [_saving_width(joules[:n], 200) for n in range(3, runs + 1)]
+    assert [width <= SAVING_WIDTH for width in widths] == [False] * (runs - 3) + [runs < 6]
+    assert rec.saving_interval is not None
+    assert rec.saving_interval[1] - rec.saving_interval[0] == pytest.approx(widths[-1], abs=1e-9)
+
+
+def _saving_width(joules: Sequence[float], of_start: float) -> float:
+    """Return how wide the saving's interval is after these runs of the winner, and one of the
+    start.
+    """
+    deviation, n = stdev(map(math.log, joules)), len(joules)
+    margin = stdtrit(n - 1, 0.975) * deviation * math.sqrt(1 / n + 1)
+    return 2 * math.sinh(margin) * fmean(joules) / of_start
 
 
 def test_the_bound_that_spares_seeds_shares_the_error_among_all_looks() -> None:
