@@ -308,8 +308,10 @@ class _Best:
     For the target that the repeats were made for, the choice is the first of these that exists:
 
     1. the cheapest confirmed configuration, by its means;
-    2. the cheapest whose repeats meet the target on average, though by less than the error;
-    3. the cheapest that ran once, which says less.
+    2. the cheapest that has run with all its seeds and meets the target on average, though by less
+       than the error;
+    3. the cheapest that was repeated with some of its seeds and meets it on average;
+    4. the cheapest that ran once, which says less.
 
     For another target it is the cheapest of all of them: a configuration that was repeated is no
     better there than a cheaper one that ran once. A configuration may be added several times while
@@ -317,21 +319,27 @@ class _Best:
     """
 
     def __init__(self) -> None:
-        self._by_means: dict[Standing, Configuration] = {}  # the cheapest of each standing
+        # The cheapest of each standing: of those that were repeated, and of all.
+        self._by_means: dict[Standing, Configuration] = {}
         self._by_first_run: dict[Standing, Configuration] = {}
 
     def take(self, config: Configuration, standing: Standing) -> None:
-        for cheapest, rank in ((self._by_means, _BY_MEANS), (self._by_first_run, _BY_FIRST_RUN)):
+        ranked = [(self._by_first_run, _BY_FIRST_RUN)]
+        if config.n > 1:
+            ranked.append((self._by_means, _BY_MEANS))
+        for cheapest, rank in ranked:
             cheapest[standing] = min(cheapest.get(standing, config), config, key=rank)
 
     def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
-        holding, by_first_run = self._by_means.get(Standing.CONFIRMED), self._by_first_run
+        by_means, by_first_run = self._by_means, self._by_first_run
+        holding = by_means.get(Standing.CONFIRMED)
         meeting = (
             config for standing, config in by_first_run.items() if standing is not Standing.REJECTED
         )
         met = min(meeting, key=_BY_FIRST_RUN, default=None)
         if confirmed_for_it:
-            return holding or self._by_means.get(Standing.INCONCLUSIVE) or met
+            settled = holding or by_means.get(Standing.INCONCLUSIVE)
+            return settled or by_means.get(Standing.INCOMPLETE) or met
         return holding if met is by_first_run.get(Standing.CONFIRMED) else met
 
 

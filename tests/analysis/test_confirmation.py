@@ -18,7 +18,7 @@ from scipy.special import ndtr, stdtrit
 
 from carbonopt.analysis.confidence import Configuration, Evidence, Pooled
 from carbonopt.analysis.confirmation import SAVING_WIDTH, confirmation_progress
-from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.analysis.recommend import Recommendation, cheapest, recommend
 from carbonopt.cli.check_text import describe_study
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput, StudyInterrupted
@@ -479,6 +479,26 @@ def test_the_bound_that_spares_seeds_shares_the_error_among_all_looks() -> None:
         for target, spares in ((expected * 1.0001, True), (expected * 0.9999, False)):
             of = Target(quality=PERPLEXITY, value=target)
             assert Evidence([tried], of, seeds).clearly_confirmed(tried) == spares
+
+
+def test_where_nothing_is_confirmed_repeats_count_more_than_one_cheap_run() -> None:
+    def tried(trial: int, emissions_kg_co2e: float, *values: float) -> Configuration:
+        update = {"trial": trial, "emissions_kg_co2e": emissions_kg_co2e}
+        return Configuration([run_of(value).model_copy(update=update) for value in values])
+
+    once, some, more = tried(1, 1.0, 9.6), tried(2, 1.1, 9.5, 10.4, 9.5), tried(3, 1.2, 9.0, 10.4)
+    all_seeds, missing = tried(4, 1.3, 9.6, 10.4, 9.5, 9.7), tried(5, 0.9, 9.6, 10.6)
+    for configurations, recommended in (
+        ([once, some, more, all_seeds, missing], all_seeds),
+        ([once, some, more, missing], some),
+        ([once, more, missing], more),
+        ([once, missing], once),
+    ):
+        evidence = Evidence(configurations, Target(quality=PERPLEXITY, value=TARGET), seeds=4)
+        standings = {config: evidence.standing(config) for config in configurations}
+        assert not any(map(evidence.confirmed, configurations))
+        assert cheapest(standings, confirmed_for_it=True) is recommended
+        assert cheapest(standings, confirmed_for_it=False) is once
 
 
 def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> None:
