@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import rivals
@@ -53,11 +53,13 @@ def carbon(
     *,
     prune: bool = True,
     earlier: Sequence[FrozenTrial] = (),
+    goal: Literal["recommend", "front"] = "recommend",
 ) -> Iterator[Step]:
-    """carbonopt's sampler in a study of Optuna's, and its pruning."""
+    """carbonopt's sampler in a study of Optuna's, and its pruning; no cap for the whole front."""
     sampler = CarbonSampler(
         "perplexity",
         math.exp(target_nll),
+        goal=goal,
         listed=[run.params for run in table.runs],
         complete=table.fixed,
         learn_from=[earlier] if earlier else (),
@@ -89,7 +91,8 @@ def carbon(
             study.tell(trial, [run.energy_j, math.exp(run.nll)])
         else:
             study.tell(trial, state=TrialState.PRUNED)
-        cap_j = min(cap_j, ended.feasible_j(target_nll))
+        if goal == "recommend":
+            cap_j = min(cap_j, ended.feasible_j(target_nll))
         yield ended, seconds
 
 

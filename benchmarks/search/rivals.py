@@ -179,7 +179,7 @@ WITH_BOTORCH: dict[str, Search] = {
 MULTI_FIDELITY: dict[str, Search] = {"smac": multifidelity.smac, "mobster": multifidelity.mobster}
 # The modules that a search needs beside carbonopt's own dependencies, and what brings them.
 _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
-    **dict.fromkeys(("log-eipc", "pbgi"), (("botorch",), "botorch")),
+    **dict.fromkeys(("log-eipc", "pbgi", "qlognehvi"), (("botorch",), "botorch")),
     "smac": (("smac",), "'smac>=2.4'"),
     "mobster": (
         ("syne_tune.optimizer.schedulers.hyperband", "autograd", "dill", "sortedcontainers"),

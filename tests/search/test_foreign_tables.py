@@ -192,6 +192,7 @@ def lacks(module: str) -> bool:
         ("foreign.py", "pbgi", "botorch"),
         ("foreign.py", "smac", "smac"),
         ("foreign.py", "mobster", "syne_tune"),
+        ("front.py", "qlognehvi", "botorch"),
     ],
 )
 def test_what_a_rival_needs_is_said(script: str, sampler: str, needed: str, tmp_path: Path) -> None:
@@ -280,3 +281,21 @@ def test_multi_fidelity_rivals_try_each_recorded_run_once(
     for index, run in enumerate(table.runs):
         spent_j = sum(joules for other, _, joules in first if other == index)
         assert 0 < spent_j <= run.energy_j
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "random",
+        pytest.param(
+            "qlognehvi",
+            marks=[pytest.mark.slow, pytest.mark.skipif(lacks("botorch"), reason="no botorch")],
+        ),
+    ],
+)
+def test_a_front_is_found_in_a_list_of_runs(sampler: str, grown: Path) -> None:
+    import front
+
+    result = front.search(grown, sampler, 0)
+    assert result["trials"] == 24 and result["by_trials"] == pytest.approx(1.0)
+    assert result["energy_share"] == pytest.approx(1.0) and result["over_lowest"] == 0.0
