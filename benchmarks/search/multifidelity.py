@@ -267,8 +267,9 @@ def _key(scaled: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _scheduler(table: Table, seed: int) -> Any:
-    from syne_tune import config_space
-    from syne_tune.optimizer.baselines import MOBSTER
+    with contextlib.redirect_stdout(io.StringIO()):
+        from syne_tune import config_space
+        from syne_tune.optimizer.baselines import MOBSTER
 
     threadpool_limits(1)
     logging.getLogger("syne_tune").setLevel(logging.ERROR)

@@ -6,7 +6,9 @@ objectives it takes `gp` where all dimensions are numbers, and `tpe` where one i
 complete trials.
 """
 
+import contextlib
 import importlib.util
+import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -202,6 +204,7 @@ def missing(names: Sequence[str]) -> str | None:
 
 def _is_there(module: str) -> bool:
     try:
-        return importlib.util.find_spec(module) is not None
+        with contextlib.redirect_stdout(io.StringIO()):  # its package may print something
+            return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # not even its package
         return False
