@@ -19,7 +19,6 @@ stopped all such runs has not found it. All strategies have the same cap: a tria
 can't become cheaper than the cheapest complete one that met the target.
 """
 
-import importlib.util
 import itertools
 import math
 import statistics
@@ -29,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import rivals
@@ -54,11 +53,13 @@ def carbon(
     *,
     prune: bool = True,
     earlier: Sequence[FrozenTrial] = (),
+    goal: Literal["recommend", "front"] = "recommend",
 ) -> Iterator[Step]:
-    """carbonopt's sampler in a study of Optuna's, and its pruning."""
+    """carbonopt's sampler in a study of Optuna's, and its pruning; no cap for the whole front."""
     sampler = CarbonSampler(
         "perplexity",
         math.exp(target_nll),
+        goal=goal,
         listed=[run.params for run in table.runs],
         complete=table.fixed,
         learn_from=[earlier] if earlier else (),
@@ -90,7 +91,8 @@ def carbon(
             study.tell(trial, [run.energy_j, math.exp(run.nll)])
         else:
             study.tell(trial, state=TrialState.PRUNED)
-        cap_j = min(cap_j, ended.feasible_j(target_nll))
+        if goal == "recommend":
+            cap_j = min(cap_j, ended.feasible_j(target_nll))
         yield ended, seconds
 
 
@@ -99,7 +101,7 @@ SEARCHES: dict[str, Search] = {
     "carbon-whole": partial(carbon, prune=False),
     **rivals.SEARCHES,
 }
-ALL_SEARCHES = {**SEARCHES, **rivals.WITH_BOTORCH}
+ALL_SEARCHES = {**SEARCHES, **rivals.WITH_BOTORCH, **rivals.MULTI_FIDELITY}
 
 
 def until_found(table: Table, target_nll: float, steps: Iterator[Step]) -> Iterator[Step]:
@@ -108,7 +110,8 @@ def until_found(table: Table, target_nll: float, steps: Iterator[Step]) -> Itera
     left = sum(run.nll <= target_nll and run.energy_j <= limit_j for run in table.runs)
     for trial, seconds in steps:
         yield trial, seconds
-        left -= trial.run.nll <= target_nll and trial.run.energy_j <= limit_j
+        if trial.state != "paused":
+            left -= trial.run.nll <= target_nll and trial.run.energy_j <= limit_j
         if trial.feasible_j(target_nll) <= limit_j or not left:
             return
 
@@ -154,12 +157,14 @@ def searched(
             f"{name} after {learn_from.stem}",
         )
     states: Counter[str] = Counter()
+    begun: set[int] = set()  # a run that was paused comes several times
     spent_j, longest_s, found = 0.0, 0.0, False
     for trial, seconds in until_found(table, target_nll, steps):
         near = trial.run.energy_j <= NEAR * cheapest_j
         spent_j, longest_s = spent_j + trial.spent_j, max(longest_s, seconds)
-        states.update(["trials", trial.state])
-        if trial.run.nll <= target_nll and trial.state != "cap":
+        begun.add(id(trial.run))
+        states[trial.state] += 1
+        if trial.run.nll <= target_nll and trial.state not in ("cap", "paused"):
             stopped = trial.state == "target"
             states.update(good=1, good_stopped=stopped, cheapest_stopped=stopped and near)
         found = trial.feasible_j(target_nll) <= NEAR * cheapest_j
@@ -171,6 +176,7 @@ def searched(
             "seed": seed,
             **dict.fromkeys(_SUMMED, 0),
             **states,
+            "trials": len(begun),
         },
         **{
             "times_cheapest": spent_j / cheapest_j if found else math.inf,
@@ -233,11 +239,8 @@ def main() -> None:
     options = parser.parse_args()
     if not all(0 < share <= 1 for share in options.met_by) or min(options.seeds, options.jobs) < 1:
         parser.error("--met-by must be above 0 and at most 1, --seeds and --jobs at least 1")
-    if (
-        rivals.WITH_BOTORCH.keys() & set(options.samplers)
-        and importlib.util.find_spec("botorch") is None
-    ):
-        parser.error(f"{' and '.join(rivals.WITH_BOTORCH)} need botorch: pip install botorch")
+    if (needed := rivals.missing(options.samplers)) is not None:
+        parser.error(needed)
     try:
         for path in (*options.tables, *filter(None, [options.learn_from])):
             Table(path)

@@ -31,6 +31,7 @@ from carbonopt.search.cap import exceeds_cap
 from carbonopt.search.models.features import check_dimensions, check_values
 
 MOST_MIB = 256
+START = 5  # random runs before a rival's model is fitted
 _LARGEST = 2**53
 Curve = tuple[tuple[int, float], ...]  # step, nll; infinite where it diverged
 
@@ -61,7 +62,7 @@ class Trial:
     run: Run
     spent_j: float
     curve: Curve  # as far as it came
-    state: str  # complete, diverged, target or cap
+    state: str  # complete, diverged, target, cap, or paused: a part of a run, which may go on
 
     def feasible_j(self, target_nll: float) -> float:
         """Its energy, where it is complete and meets the target; else infinite."""
@@ -159,6 +160,15 @@ class Table:
                 for number in _place(dist, values[name])
             ]
         )
+
+    def scaled(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Numbers between 0 and 1, as by `place`; words as they are."""
+        return {
+            name: values[name]
+            if isinstance(dist, CategoricalDistribution)
+            else float(_place(dist, values[name])[0])
+            for name, dist in self.distributions.items()
+        }
 
     def told(self, run: Run, target_nll: float) -> FrozenTrial:
         """A complete run, as one of Optuna's samplers learns of it."""

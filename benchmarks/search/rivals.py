@@ -1,25 +1,28 @@
 """Searches that `foreign.py` holds carbon against, under its accounting.
 
-`log-eipc` and `pbgi` need `pip install botorch`. OptunaHub's AutoSampler is not among them: of two
+`log-eipc` and `pbgi` need `pip install botorch`; `multifidelity.py` says what `smac` and `mobster`
+need, and what they are told. OptunaHub's AutoSampler is not among them: of two
 objectives it takes `gp` where all dimensions are numbers, and `tpe` where one is not, for 250
 complete trials.
 """
 
+import contextlib
+import importlib.util
+import io
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import multifidelity
 import numpy as np
 import optuna
-from listed import Curve, Prunes, Run, Search, Step, Table, never, played
+from listed import START, Curve, Prunes, Run, Search, Step, Table, never, played
 from optuna.trial import TrialState
 from scipy.special import log_ndtr
 
 from carbonopt.core.arrays import Array
 from carbonopt.search.inner_samplers import INNER
-
-START = 5  # random runs before a model is fitted
 
 
 def in_order(
@@ -175,3 +178,33 @@ WITH_BOTORCH: dict[str, Search] = {
     "log-eipc": partial(cost_aware, log_eipc),
     "pbgi": partial(cost_aware, pbgi),
 }
+MULTI_FIDELITY: dict[str, Search] = {"smac": multifidelity.smac, "mobster": multifidelity.mobster}
+# The modules that a search needs beside carbonopt's own dependencies, and what brings them.
+_NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
+    **dict.fromkeys(("log-eipc", "pbgi", "qlognehvi"), (("botorch",), "botorch")),
+    "smac": (("smac",), "'smac>=2.4'"),
+    "mobster": (
+        ("syne_tune.optimizer.schedulers.hyperband", "autograd", "dill", "sortedcontainers"),
+        "autograd dill sortedcontainers; pip install --no-deps syne-tune==0.13.0",
+    ),
+}
+
+
+def missing(names: Sequence[str]) -> str | None:
+    """What has to be installed for the first of these searches that can't run; None: all can."""
+    for name in names:
+        modules, packages = _NEEDS.get(name, ((), ""))
+        if not all(map(_is_there, modules)):
+            same = [other for other in names if _NEEDS.get(other) == (modules, packages)]
+            return (
+                f"{' and '.join(same)} need {modules[0].partition('.')[0]}: pip install {packages}"
+            )
+    return None
+
+
+def _is_there(module: str) -> bool:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # its package may print something
+            return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its package
+        return False

@@ -177,15 +177,125 @@ def test_rivals_that_know_the_costs_weigh_them_by_the_chance(
     assert first == pytest.approx(chances / costs_j)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("botorch") is not None, reason="botorch is there")
-def test_what_a_rival_needs_is_said(tmp_path: Path) -> None:
-    done = run(
-        written(
-            tmp_path / "table.jsonl",
-            LINE,
-            {**LINE, "total_steps": 90, "params": {**LINE["params"], "epochs": 2}},
-        ),
-        "--samplers",
-        "pbgi",
+def two_runs(path: Path) -> Path:
+    longer = {**LINE, "total_steps": 90, "params": {**LINE["params"], "epochs": 2}}
+    return written(path, LINE, longer)
+
+
+def lacks(module: str) -> bool:
+    return importlib.util.find_spec(module) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "sampler", "needed"),
+    [
+        ("foreign.py", "pbgi", "botorch"),
+        ("foreign.py", "smac", "smac"),
+        ("foreign.py", "mobster", "syne_tune"),
+        ("front.py", "qlognehvi", "botorch"),
+    ],
+)
+def test_what_a_rival_needs_is_said(script: str, sampler: str, needed: str, tmp_path: Path) -> None:
+    if not lacks(needed):
+        pytest.skip(f"{needed} is there")
+    table = two_runs(tmp_path / "table.jsonl")
+    argv = [sys.executable, str(SCRIPT.parent / script), str(table), "--samplers", sampler]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 2 and f"{sampler} need {needed}: pip install" in done.stderr
+
+
+@pytest.fixture
+def grown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of 24 runs, each with losses after a ninth, a third and all of its steps; the highest
+    rate diverges.
+    """
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    lines = []
+    for epochs in (1, 2, 4):
+        for rate in (1e-4, 3e-4, 1e-3, 1e-2):
+            for warmup in ("none", "some"):
+                far = abs(math.log(rate / 1e-3))
+                last = None if rate == 1e-2 else 2 + (far + 0.1) / epochs
+                nlls = {10: 3.5 + far, 30: 3 + far, 90: last}
+                evals = [{"step": step * epochs, "nll": nll} for step, nll in nlls.items()]
+                params = {"epochs": epochs, "learning_rate": rate, "warmup": warmup}
+                line = {"params": params, "total_steps": 90 * epochs, "evals": evals}
+                lines.append({"joules_per_step": 2.0, **line})
+    return written(tmp_path / "table.jsonl", *lines)
+
+
+def test_multi_fidelity_rivals_minimize_the_energy_of_what_meets_the_target(grown: Path) -> None:
+    import listed
+    import multifidelity
+
+    table = listed.Table(grown)
+    told = multifidelity.Told(table, 2.5)
+    cheap, dear = table.runs[0], table.runs[-3]
+    assert told.cost(cheap, math.inf) == multifidelity.FIRST_WORST
+    assert told.cost(cheap, 2.5) == pytest.approx(0.25) and told.cost(dear, 2.5) == 1.0
+    assert told.cost(cheap, 2.75) == told.worst == pytest.approx(1.25)
+    assert told.cost(dear, math.inf) == told.worst
+    assert [multifidelity.rung(cheap, ((step, 3.0),)) for step in (9, 10, 45, 90)] == [0, 1, 3, 9]
+
+
+def test_a_paused_run_is_charged_in_parts_and_counted_once(
+    grown: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import foreign
+    import listed
+
+    (cheapest,) = (
+        run
+        for run in listed.Table(grown).runs
+        if run.params == {"epochs": 1, "learning_rate": 1e-3, "warmup": "none"}
     )
-    assert done.returncode == 2 and "need botorch: pip install botorch" in done.stderr
+    parts = [(20.0, "paused"), (40.0, "paused"), (120.0, "complete")]
+    steps = [(listed.Trial(cheapest, spent_j, (), state), 0.0) for spent_j, state in parts]
+    monkeypatch.setitem(foreign.ALL_SEARCHES, "paused", lambda *_: iter(steps))
+    result = foreign.searched(grown, 0.25, "paused", 0, None)
+    assert result["times_cheapest"] == pytest.approx(1.0)
+    assert (result["trials"], result["good"], result["good_stopped"]) == (1, 1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "needed"), [("smac", "smac"), ("mobster", "syne_tune")])
+def test_multi_fidelity_rivals_try_each_recorded_run_once(
+    name: str, needed: str, grown: Path
+) -> None:
+    import foreign
+    import listed
+    import rivals
+
+    if rivals.missing([name]) is not None:
+        pytest.skip(f"{needed} isn't there")
+    table = listed.Table(grown)
+
+    def trials(seed: int) -> list[tuple[int, str, float]]:
+        steps = foreign.ALL_SEARCHES[name](table, 2.5, seed)
+        return [(table.runs.index(one.run), one.state, one.spent_j) for one, _ in steps]
+
+    first = trials(0)
+    assert trials(0) == first != trials(1)
+    ended = [index for index, state, _ in first if state != "paused"]
+    assert sorted(ended) == list(range(len(table.runs)))
+    for index, run in enumerate(table.runs):
+        spent_j = sum(joules for other, _, joules in first if other == index)
+        assert 0 < spent_j <= run.energy_j
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "random",
+        pytest.param(
+            "qlognehvi",
+            marks=[pytest.mark.slow, pytest.mark.skipif(lacks("botorch"), reason="no botorch")],
+        ),
+    ],
+)
+def test_a_front_is_found_in_a_list_of_runs(sampler: str, grown: Path) -> None:
+    import front
+
+    result = front.search(grown, sampler, 0)
+    assert result["trials"] == 24 and result["by_trials"] == pytest.approx(1.0)
+    assert result["energy_share"] == pytest.approx(1.0) and result["over_lowest"] == 0.0
