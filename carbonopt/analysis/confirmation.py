@@ -294,15 +294,7 @@ def _following(
         if evidence.standing(candidate) is not Standing.REJECTED
     ]
     if winner is None:
-        rivals = [
-            candidate
-            for candidate in may_hold
-            if start is None or candidate.mean_rank < start.mean_rank
-        ]
-        promising = _most_promising(rivals, evidence, _MAY)
-        if promising is None and start in may_hold:
-            return start
-        return promising or _most_promising(may_hold, evidence, 0.0)
+        return _first_to_confirm(may_hold, evidence, start)
     if config.budget.until == "converged":
         reuses = config.budget.reuses
         unfinished = [
@@ -333,6 +325,26 @@ def _following(
         key=lambda candidate: (abs(candidate.emissions_kg_co2e - winner_kg), candidate.mean_rank),
         default=winner if winner in may_hold else None,
     )
+
+
+def _first_to_confirm(
+    may_hold: Sequence[Configuration], evidence: Evidence, start: Configuration | None
+) -> Configuration | None:
+    """Return the configuration that the next run belongs to while none is confirmed.
+
+    Args:
+        may_hold: the configurations that may be confirmed by further runs.
+        start: the start configuration, if it completed.
+    """
+    rivals = [
+        candidate
+        for candidate in may_hold
+        if start is None or candidate.mean_rank < start.mean_rank
+    ]
+    promising = _most_promising(rivals, evidence, _MAY)
+    if promising is None and start in may_hold:
+        return start
+    return promising or _most_promising(may_hold, evidence, 0.0)
 
 
 def _may_pay(

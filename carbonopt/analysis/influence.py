@@ -260,14 +260,8 @@ def _learn(
         explained = _explained(whole, configuration, y)
         if explained is not None and explained <= 0:  # checked before the resamples take seconds
             return {"explained": explained}
-        count = configuration.max() + 1
-        # Each draws configurations, with all their runs.
-        draws = (rng.integers(count, size=count) for _ in range(resamples))
         # How often each trial is in a resample; the first one has all trials as they are.
-        resampled = [
-            np.ones(len(y), int),
-            *(np.bincount(draw, minlength=count)[configuration] for draw in draws),
-        ]
+        resampled = [np.ones(len(y), int), *_drawn(configuration, resamples, rng)]
         share = math.ceil(len(resampled) / processes())
         parts = in_forks(
             fitted, [resampled[start : start + share] for start in range(0, len(resampled), share)]
@@ -286,6 +280,18 @@ def _learn(
         )
     parameters.sort(key=lambda parameter: -parameter.importance)
     return {"explained": explained, "resamples": resamples, "parameters": tuple(parameters)}
+
+
+def _drawn(configuration: Indices, resamples: int, rng: np.random.Generator) -> Iterator[Indices]:
+    """Draw configurations, with all their runs; yield how often each trial is in a resample.
+
+    Args:
+        configuration: the number of each trial's configuration, (trials,).
+    """
+    count = configuration.max() + 1
+    for _ in range(resamples):
+        drawn = np.bincount(rng.integers(count, size=count), minlength=count)
+        yield drawn[configuration]
 
 
 def _shown(

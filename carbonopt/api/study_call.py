@@ -182,11 +182,6 @@ class _SlotCall:
         trackers: Trackers,
         interrupted: StopRequest,
     ) -> Session:
-        def on_begin() -> None:
-            self.local_workers.begin()
-            for warning in self.warnings:
-                display.warn(warning)
-
         def before_measuring() -> None:
             held.keep()
             interrupted.store_first()
@@ -200,7 +195,7 @@ class _SlotCall:
             interrupted,
             notifications=notifications,
             url=self.storage,
-            on_begin=on_begin,
+            warnings=self.warnings,
             meanwhile=lambda: _look_ahead(self.paths, trackers),
             before_measuring=before_measuring,
             as_step=self.as_step,

@@ -477,19 +477,13 @@ class TrialParams(Frozen, extra="allow"):
         Args:
             steps: the number of steps of the training that the arguments are for.
         """
-        known = {
-            name: dimension
-            for name, dimension in DIMENSIONS.items()
-            if dimension.argument is not None
-        }
-        values = {name: getattr(self, name) for name in known} | {
-            "learning_rate": self.optimizer_learning_rate
-        }
-        return {
-            str(dimension.argument): dimension.to_argument(values[name], steps)
-            for name, dimension in known.items()
-            if values[name] is not None
-        }
+        arguments = {}
+        for name, dimension in DIMENSIONS.items():
+            is_rate = name == "learning_rate"
+            value = self.optimizer_learning_rate if is_rate else getattr(self, name)
+            if dimension.argument is not None and value is not None:
+                arguments[dimension.argument] = dimension.to_argument(value, steps)
+        return arguments
 
     def as_record(self) -> dict[str, Scalar]:
         """Return the record's `params`: every set field and the derived gradient accumulation."""

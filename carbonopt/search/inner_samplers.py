@@ -1,6 +1,6 @@
 """The samplers of a study beside carbonopt's own: Optuna's, the grid's, and one of given values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from carbonopt.search.candidates import (
     Candidates,
     Distributions,
     Key,
+    Values,
     key_of,
     movable,
     typed,
@@ -89,7 +90,7 @@ class GivenValuesSampler(BaseSampler):
     all are first stored together, as those of a queued trial are.
     """
 
-    def __init__(self, values: Mapping[str, Any], distributions: Distributions) -> None:
+    def __init__(self, values: Values, distributions: Distributions) -> None:
         self._values, self._distributions = values, distributions
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
@@ -106,7 +107,7 @@ class GivenValuesSampler(BaseSampler):
     def _proposed(
         self, study: Study, trial: FrozenTrial, search_space: Distributions
     ) -> dict[str, Any]:
-        return dict(self._values)
+        return self._values
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, _: BaseDistribution

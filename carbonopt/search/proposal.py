@@ -132,6 +132,40 @@ class _Curves:
         return np.where(learnt, losses, np.inf)
 
 
+@dataclass(frozen=True)
+class _Contenders:
+    """The candidates that may be the answer, with what is expected of them."""
+
+    left: Indices  # their places among all candidates, (k,)
+    candidates: Configurations
+    curves: _Curves
+    costs: Array  # draws of the costs of whole runs, (k, DRAWS)
+    best_cost: Array  # draws of the cost of the best trial, (DRAWS,); see `_may_save`
+
+    @classmethod
+    def of(
+        cls,
+        candidates: Configurations,
+        knowledge: Knowledge,
+        limit: float,
+        meeting: Sequence[Observation],
+        rng: Generator,
+    ) -> "_Contenders | None":
+        """Choose them by `_may_save`, and of more than ROWS curves the promising ones."""
+        left, costs, best_cost = _may_save(candidates, knowledge, meeting, rng)
+        if not len(left):
+            return None
+        candidates = [candidates[index] for index in left.tolist()]
+        curves = _Curves.of(candidates, knowledge, limit)
+        if len(curves.rows) > ROWS:
+            kept = _promising(candidates, curves.which, curves.log_meets, knowledge)
+            promising = np.flatnonzero(np.isin(curves.which, kept))
+            left, costs = left[promising], costs[promising]
+            candidates = [candidates[index] for index in promising.tolist()]
+            curves = curves.only(kept, promising)
+        return cls(left, candidates, curves, costs, best_cost)
+
+
 def propose(
     candidates: Configurations,
     knowledge: Knowledge,
@@ -165,47 +199,45 @@ def propose(
     limit = knowledge.limit(target_loss, by_mean=by_mean)
     if replaces_repeat:
         limit -= SPARE_TO_REPLACE * knowledge.curves.noise
-    left, costs, best_cost = _may_save(candidates, knowledge, meeting, rng)
-    if not len(left):
+    contenders = _Contenders.of(candidates, knowledge, limit, meeting, rng)
+    if contenders is None:
         return None
-    candidates = [candidates[index] for index in left.tolist()]
-    curves = _Curves.of(candidates, knowledge, limit)
-    if len(curves.rows) > ROWS:
-        kept = _promising(candidates, curves.which, curves.log_meets, knowledge)
-        promising = np.flatnonzero(np.isin(curves.which, kept))
-        left, costs = left[promising], costs[promising]
-        candidates = [candidates[index] for index in promising.tolist()]
-        curves = curves.only(kept, promising)
+    curves, costs, best_cost = contenders.curves, contenders.costs, contenders.best_cost
     losses = curves.draw_losses(knowledge, rng, by_mean=by_mean)
     saves = costs < best_cost * (1 - _NO_SAVING)
     price = np.where(saves & (losses <= limit)[curves.which], costs, np.inf)
-    cheapest = price.min(0)
-    reached = np.isfinite(cheapest)
-    # Candidates that are about as cheap are answers, too.
-    answers = (price <= cheapest * (1 + TIE)) & reached
+    answers = _answers(price)
     meets = np.exp(curves.log_meets)[curves.which]
     cheaper = np.maximum(1 / DRAWS, saves.mean(1))
-    spend = _expected_costs(costs, meets, cheaper) + (
-        knowledge.overhead_cost + knowledge.compile_costs(candidates)
-    )
+    extra = knowledge.overhead_cost + knowledge.compile_costs(contenders.candidates)
+    spend = _expected_costs(costs, meets, cheaper) + extra
     # Once a trial meets the target, an answer is worth what it saves.
     saving = 1 - costs / best_cost
     often = (answers * saving).sum(1)
-    if not reached.any():
-        # No draw meets the target: there is most to learn from the candidate that comes closest,
-        # the cheapest one where several do.
-        have_ended = knowledge.have_ended(curves.rows)
-        often += _how_often_closest(losses, have_ended, costs, curves.which)
+    if not answers.any():
+        often += _how_often_closest(losses, knowledge.have_ended(curves.rows), costs, curves.which)
     worth = (often / DRAWS + 1e-6 * meets * cheaper) / spend
     if replaces_repeat and meeting:
         expected_saving = (np.isfinite(price) * saving).mean(1)
         worth = expected_saving + 1e-6 * worth / worth.max()
     index = int(worth.argmax())
-    chance = float((answers[index] / np.maximum(1, answers.sum(0))).mean())
     cost, gain = float(spend[index]), math.inf
     if meeting:
         cost, gain = _most_saving(np.where(np.isfinite(price), best_cost - costs, 0.0), spend)
-    return Proposal(int(left[index]), cost, gain, chance, float(reached.mean()))
+    chance = float((answers[index] / np.maximum(1, answers.sum(0))).mean())
+    return Proposal(int(contenders.left[index]), cost, gain, chance, float(answers.any(0).mean()))
+
+
+def _answers(price: Array) -> Mask:
+    """Return which candidates are an answer in each draw, (candidates, DRAWS).
+
+    They are the cheapest one and those that cost about the same.
+
+    Args:
+        price: draws of the costs, infinite where a candidate can't be the answer.
+    """
+    cheapest = price.min(0)
+    return np.asarray((price <= cheapest * (1 + TIE)) & np.isfinite(cheapest))
 
 
 def _most_saving(saved: Array, spend: Array) -> tuple[float, float]:
@@ -283,6 +315,8 @@ def _drawn_costs(
 
 def _how_often_closest(losses: Array, shown: Mask, costs: Array, which: Indices) -> Array:
     """Count the draws in which each candidate is the cheapest with the lowest loss, (candidates,).
+
+    Where no draw meets the target, there is most to learn from these candidates.
 
     Curves whose ends were `shown` by trials are left out, unless all were: such trials differ only
     in settings that leave the quality alone.

@@ -103,9 +103,14 @@ class SearchSpace:
         Raises:
             BadInput: if they break a rule, with that rule.
         """
-        if broken := self.rule_broken(values):
+        try:
+            params = TrialParams(**self._filled(values))
+        except ValidationError as error:
+            raise BadInput(first_error(error)) from error
+        _ = params.gradient_accumulation_steps  # raises BadInput if it is no whole number
+        if broken := self._broken_by(params):
             raise BadInput(broken)
-        return TrialParams(**self._filled(values))
+        return params
 
     def canonical(self, values: dict[str, Scalar]) -> dict[str, Scalar]:
         """Return the same values of the free dimensions for all configurations that train alike.
@@ -130,12 +135,13 @@ class SearchSpace:
         The result is None if the combination can exist.
         """
         try:
-            params = TrialParams(**self._filled(values))
-            _ = params.gradient_accumulation_steps
-        except ValidationError as error:
-            return first_error(error)
+            self.params(values)
         except BadInput as error:
             return str(error)
+        return None
+
+    def _broken_by(self, params: TrialParams) -> str | None:
+        """Return the rule that a configuration breaks, its gradient accumulation aside."""
         if params.num_generations and (params.global_batch_size or 0) % params.num_generations:
             got = f"{params.global_batch_size} and {params.num_generations}"
             return (

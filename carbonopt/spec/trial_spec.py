@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import TrainingParams, TrialParams
 from carbonopt.core.values import Frozen
 from carbonopt.spec.auto_facts import AutoSpace
 from carbonopt.spec.model_memory import ModelMemory
@@ -118,3 +118,9 @@ class TrialSpec(Frozen):
         Each attempt has its own, so that none goes on from another's checkpoints.
         """
         return f"{self.trial_dir}/output" + (f"-{self.attempt}" if self.attempt > 1 else "")
+
+
+class TrainingSpec(TrialSpec):
+    """The spec of a trial that carbonopt itself trains, as its ranks read it."""
+
+    params: TrainingParams

@@ -6,7 +6,7 @@ It is stored in its study, or among the early sessions if there is no study yet.
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,11 +18,9 @@ from carbonopt.core.files import read_text, write_bytes
 from carbonopt.core.refusals import first_error
 from carbonopt.core.trial import Phase
 from carbonopt.core.units import now_utc
-from carbonopt.engines.engine import Engine, own_meter
-from carbonopt.spec.study_data import InputFile, SessionLedger, Wait
+from carbonopt.engines.engine import Engine
+from carbonopt.spec.study_data import SessionLedger, Wait
 from carbonopt.storage.study_storage import StudyStorage
-from carbonopt.study.input_files import workload_fingerprint
-from carbonopt.study.session import Session
 
 _MAX_MIB = 8  # of an early session's ledger
 
@@ -47,23 +45,6 @@ class SessionAccount:
         )
         self._ended_waits: tuple[Wait, ...] = ()
         self._wait: _OpenWait | None = None  # the wait that goes on
-
-    @classmethod
-    def begin(
-        cls, session: Session, inputs: Sequence[InputFile], worker: str, *, prepares: bool
-    ) -> "SessionAccount":
-        """Start a session's engine and its meter, and open the account (see `Engine.begin`)."""
-        checked, as_step = session.checked, session.as_step
-        engine = checked.engine
-        engine.begin(
-            session.paths,
-            workload_fingerprint(checked.config, inputs, auto=checked.auto is not None),
-            session.display,
-            session.interrupted,
-            own_meter if as_step is None else as_step.meter_provider,
-            prepares=prepares,
-        )
-        return cls(engine, worker)
 
     @property
     def started_at(self) -> str:

@@ -11,7 +11,7 @@ from carbonopt.storage.url import connect, has_storage, storage_url
 from carbonopt.study.input_files import input_files, recorded_inputs
 from carbonopt.study.repeats import next_repeat, with_confirmation
 from carbonopt.study.session import AsStep
-from carbonopt.study.study_budget import all_trials_run, budget_used
+from carbonopt.study.study_budget import all_trials_run, budget_used, limit_reached
 from carbonopt.study.study_checks import CheckedStudy, as_resumed
 
 
@@ -53,7 +53,7 @@ def already_done(
     if all_run is None and not stays_ended:
         return None
     data = seen.data.model_copy(update={"config": config})
-    limit = checked.limit_reached(wall_clock_s(data.sessions) / 3600, data.spent_kwh())
+    limit = limit_reached(checked, wall_clock_s(data.sessions) / 3600, data.spent_kwh())
     may_repeat = not stays_ended or limit is None  # no repeat begins with a budget that is used up
     if may_repeat and next_repeat(data, checked.engine, paths, as_step) is not None:
         return None

@@ -1,6 +1,6 @@
 """One worker's part of a call of `carbonopt run`: the study, its folder, and who is told of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,7 +56,7 @@ class Session:
     notifications: Notifications | None = None  # None: the user is sent nothing
     # URL of the storage; None: the storage that the folder already has, else a file in it
     url: str | None = None
-    on_begin: Callable[[], None] = lambda: None  # called when there is something left to run
+    warnings: Sequence[str] = ()  # shown when there is something left to run
     # called in a thread of its own while processes import; it returns before the first trial
     meanwhile: Callable[[], None] = lambda: None
     # called once, when the preparation has ended and before the first trial begins
@@ -68,17 +68,3 @@ class Session:
     # The workers in the launch's other slots.
     local_workers: LocalWorkers = field(default_factory=LocalWorkers)
     local_worker: LocalWorker | None = None  # set where this worker is in one of those slots itself
-
-    @property
-    def waits_for_leader(self) -> bool:
-        """True if this worker waits for the study, as it may begin before the call that leads.
-
-        A local worker is notified by its command. A job of Slurm looks for the study.
-        """
-        is_job = self.joins and self.checked.config.launch.kind == "slurm"
-        return self.local_worker is not None or is_job
-
-    @property
-    def where(self) -> str:
-        """The place of the stored study, in the user's words, without the storage's URL."""
-        return str(self.paths.root) if self.url is None else "the storage"

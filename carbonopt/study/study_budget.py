@@ -47,6 +47,25 @@ def budget_used(trials: int | None, seen: Snapshot, limit: str | None) -> str | 
     return limit or all_run if cut_off else all_run or limit
 
 
+def limit_reached(checked: CheckedStudy, used_hours: float, energy_kwh: float) -> str | None:
+    """Return which limit of the budget is reached, in words, the number of trials aside.
+
+    Args:
+        checked: The study.
+        used_hours: The hours in which it has worked.
+        energy_kwh: The energy that it has used, without PUE.
+    """
+    budget = checked.config.budget
+    for unit, limit, used in (
+        ("hours", budget.hours, used_hours),
+        ("kWh", budget.energy_kwh, energy_kwh),
+        ("kg CO2e", budget.emissions_kg_co2e, checked.emissions_kg_co2e(energy_kwh)),
+    ):
+        if limit is not None and used >= limit:
+            return f"the budget of {limit:g} {unit} is used up"
+    return None
+
+
 class StudyBudget:
     """The limits of a study's budget, the number of trials aside.
 
@@ -86,4 +105,4 @@ class StudyBudget:
 
     def limit_reached(self, energy_kwh: float) -> str | None:
         """Return which limit a study that has used this energy has reached, in words."""
-        return self._checked.limit_reached(self.used_hours, energy_kwh)
+        return limit_reached(self._checked, self.used_hours, energy_kwh)

@@ -72,23 +72,6 @@ class CheckedStudy:
         carbon = self.config.carbon
         return emissions_kg_co2e(energy_kwh, self.intensity.g_co2e_per_kwh, carbon.pue)
 
-    def limit_reached(self, used_hours: float, energy_kwh: float) -> str | None:
-        """Return which limit of the budget is reached, in words, the number of trials aside.
-
-        Args:
-            used_hours: The hours in which the study has worked.
-            energy_kwh: The energy that it has used, without PUE.
-        """
-        budget = self.config.budget
-        for unit, limit, used in (
-            ("hours", budget.hours, used_hours),
-            ("kWh", budget.energy_kwh, energy_kwh),
-            ("kg CO2e", budget.emissions_kg_co2e, self.emissions_kg_co2e(energy_kwh)),
-        ):
-            if limit is not None and used >= limit:
-                return f"the budget of {limit:g} {unit} is used up"
-        return None
-
     def in_slot(self, slot: int) -> "CheckedStudy":
         """Return the study with an engine of its own for the worker in another slot."""
         return replace(self, engine=ENGINES[self.config.launch.kind](self.config, slot))

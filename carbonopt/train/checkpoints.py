@@ -233,7 +233,7 @@ class Checkpoints:
         spec = self._run.spec
         return {
             "ranks": ranks.world_size(),
-            "params": self._run.params.as_record(),
+            "params": self._run.spec.params.as_record(),
             "seed": spec.seed,
             "workload": spec.workload,
             "data": self._run.prepared.fingerprint,

@@ -22,7 +22,7 @@ class ExampleTrainer(TrialTrainer):
         self, task: "ExampleTask", run: TrialRun, model: Any, arguments: TrainingArguments
     ) -> None:
         batches = ExampleMicroBatches(task.examples(run.folder, "train"), run.division)
-        self._task, self._world_size = task, run.params.world_size
+        self._task, self._world_size = task, run.spec.params.world_size
         # With a loss function the Trainer does not divide by the accumulation steps once more.
         super().__init__(model, arguments, train_dataset=batches, compute_loss_func=task.loss_sum)
 

@@ -131,7 +131,7 @@ def policy_trainer(task: "RLHF", run: TrialRun, model: Any, arguments: Any) -> A
     ranks.together()
     if workload.model.name_or_path is None and ranks.rank() == 0:
         shutil.rmtree(start)
-    partitioned = run.params.zero_stage == 3 and not arguments.ds3_gather_for_generation
+    partitioned = run.spec.params.zero_stage == 3 and not arguments.ds3_gather_for_generation
     if (
         not partitioned
         and "cache_implementation" not in workload.training_arguments

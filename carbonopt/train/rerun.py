@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from carbonopt.core.dimensions import DIMENSION_NAMES, TrialParams
+from carbonopt.core.dimensions import DIMENSION_NAMES, TrainingParams, TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import write_json
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.spec.trial_spec import TrainingSpec
 from carbonopt.spec.workload_settings import REWARDS
 from carbonopt.train.failures import Diverged
 from carbonopt.train.tasks.task import Trained, TrainingTask, training_task
@@ -118,11 +118,11 @@ def _trained(
             recorded["trial"],
             recorded["seed"],
         )
-        spec = TrialSpec(
+        spec = TrainingSpec(
             number=number,
             attempt=1,
             seed=seed,
-            params=params,
+            params=TrainingParams.of(params),
             workload=workload,
             prepared_dir=aside,
             trial_dir=aside,

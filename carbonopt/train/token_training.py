@@ -32,7 +32,7 @@ class TokenTrainer(TrialTrainer):
     def __init__(self, run: TrialRun, model: Any, arguments: TrainingArguments) -> None:
         length = run.sequence_length
         batches = TextMicroBatches(open_tokens(run.folder.train), length, run.division)
-        self._loss_scale = run.params.world_size / (run.params.global_batch_size * length)
+        self._loss_scale = run.spec.params.world_size / (run.spec.params.global_batch_size * length)
         self.token_loss = TokenLoss(model, arguments.torch_compile)
         super().__init__(
             model, arguments, train_dataset=batches, compute_loss_func=self._scaled_nll_sum

@@ -144,8 +144,8 @@ class TrialCallback(TrainerCallback):
         """Prepare the steps; model, engine and optimizer are ready, and no step was made yet."""
         install_fast_step(self._trainer.model_wrapped, ranks.world_size())
         if isinstance(self._trainer, TrialTrainer):
-            self._trainer.whole_step = whole_step(self._trainer, self._run.params)
-        if reach := self._run.params.weight_averaging:
+            self._trainer.whole_step = whole_step(self._trainer, self._run.spec.params)
+        if reach := self._run.spec.params.weight_averaging:
             self._average = WeightAverage(self._trainer.model_wrapped, reach)
         if ranks.device().type == "cpu":
             self._spin_throttle.start()
@@ -278,7 +278,7 @@ class TrialCallback(TrainerCallback):
             run.prepared.model_parameters,
             self._task.evaluation_tokens(run.prepared.eval_examples),
             run.workload.evaluations,
-            run.params.attention_implementation,
+            run.spec.params.attention_implementation,
         )
 
     def end(self) -> None:
@@ -342,7 +342,7 @@ def train(task: "TrainerTask", run: TrialRun, speaker: Speaker | None) -> Traine
     The order of the calls below is the one that each kind of model needs (see `random_model` and
     `pretrained_model`).
     """
-    spec, params, workload, kind = run.spec, run.params, task.workload, task.model_kind
+    spec, params, workload, kind = run.spec, run.spec.params, task.workload, task.model_kind
     on_gpu, attention = torch.cuda.is_available(), params.attention_implementation
     if speaker is not None:
         speaker.stage(Stage.MODEL)
@@ -398,7 +398,7 @@ def _adapted(
     Args:
         compiled: Whether a fused output layer is compiled.
     """
-    params = run.params
+    params = run.spec.params
     if params.has_fused_output_layer:
         models.fuse_output_layer(model, str(params.output_layer), compiled=compiled)
     if params.trains_in_float8:

@@ -13,6 +13,7 @@ from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
 from carbonopt.study import study_checks
+from carbonopt.study.local_workers import LocalWorkers
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
 from carbonopt.study.study_checks import check
@@ -31,18 +32,24 @@ class Silent:
         return lambda *arguments: None
 
 
+class Counted(LocalWorkers):
+    """No local workers; they count how often they were told that there is something to run."""
+
+    begun = 0
+
+    def begin(self) -> None:
+        self.begun += 1
+
+
 class Replayed:
     """A replayed study in a folder, which notes how many of its calls had something to run."""
 
     def __init__(self, study: dict, folder: Path) -> None:
-        self.study, self.paths, self.begun = study, StudyPaths(folder), 0
+        self.study, self.paths, self.workers = study, StudyPaths(folder), Counted()
         self.paths.root.mkdir()
         self.study["search"]["sampler"] = "grid"
 
     def run(self, interrupted=lambda: False, *, joins: bool = False) -> StudyData:
-        def on_begin() -> None:
-            self.begun += 1
-
         checked = check(parse_study(self.study, "test"))
         return run_study(
             Session(
@@ -52,10 +59,14 @@ class Replayed:
                 Silent(),
                 Silent(),
                 interrupted,
-                on_begin=on_begin,
+                local_workers=self.workers,
                 joins=joins,
             )
         )
+
+    @property
+    def begun(self) -> int:
+        return self.workers.begun
 
     def read(self) -> StudyData:
         return StudyStorage.of_folder(connect(storage_url(self.paths, None)), self.paths).read()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from small_studies import study
 
-from carbonopt.core.dimensions import TrialParams
+from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.export.copies import copies
 from carbonopt.spec.space_settings import Space
-from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.spec.trial_spec import TrainingSpec
 from carbonopt.spec.workload_settings import Workload
 from carbonopt.study.study_file import parse_study
 from carbonopt.train.prepare import PrepareSpec, prepare
@@ -119,10 +119,10 @@ def test_it_prepares_and_trains(counts, tmp_path):
     made = prepare(
         PrepareSpec(workload=workload, space=space, prepared_dir=str(folder), fingerprint="f")
     )
-    params = TrialParams(
+    params = TrainingParams(
         global_batch_size=8, micro_batch_size_per_gpu=8, learning_rate=1e-3, epochs=2
     )
-    spec = TrialSpec(
+    spec = TrainingSpec(
         number=0,
         attempt=1,
         seed=0,

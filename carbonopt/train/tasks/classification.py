@@ -146,7 +146,7 @@ class Classification(ExampleTask):
         return examples
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
-        if run.params.world_size > 1 and _has_batch_norm(model):
+        if run.spec.params.world_size > 1 and _has_batch_norm(model):
             why = "its batch normalisation would have statistics of its own on every rank"
             raise BadInput(
                 f"{model.config.model_type} can't be trained on several ranks: {why}; use one GPU."

@@ -64,7 +64,7 @@ class DPO(PairTask):
         return PreferenceExamples(folder.root / part, first)
 
     def trainer(self, run: TrialRun, model: Any, arguments: "TrainingArguments") -> "TrialTrainer":
-        beta, smoothing = run.params.beta, run.params.label_smoothing
+        beta, smoothing = run.spec.params.beta, run.spec.params.label_smoothing
         self._beta, self._label_smoothing = beta or DEFAULT_BETA, smoothing or 0.0
         return super().trainer(run, model, arguments)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import QUALITIES, Quality
@@ -20,7 +19,7 @@ from carbonopt.core.trial import Prediction
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.spec.trial_spec import Prepared, Program, TrialSpec
+from carbonopt.spec.trial_spec import Prepared, Program, TrainingSpec, TrialSpec
 from carbonopt.spec.workload_settings import Workload
 from carbonopt.train.client import Speaker
 
@@ -71,11 +70,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class TrialRun:
-    spec: TrialSpec
+    spec: TrainingSpec
     workload: Workload
     folder: PreparedFolder
     prepared: Prepared
-    params: TrainingParams
     total_steps: int
 
     @property
@@ -88,7 +86,7 @@ class TrialRun:
     def tokens_per_step(self) -> int | None:
         """The tokens of one step over all ranks; None if examples differ in length or have none."""
         length = self.prepared.sequence_length
-        return None if length is None else self.params.global_batch_size * length
+        return None if length is None else self.spec.params.global_batch_size * length
 
     @property
     def division(self) -> "Division":
@@ -96,7 +94,7 @@ class TrialRun:
         from carbonopt.train import ranks
         from carbonopt.train.data.packing import Division
 
-        params = self.params
+        params = self.spec.params
         sizes = (params.global_batch_size, params.micro_batch_size_per_gpu, self.total_steps)
         return Division(*sizes, self.spec.seed, ranks.rank(), params.world_size)
 
@@ -104,7 +102,7 @@ class TrialRun:
     def eval_batch_size_per_gpu(self) -> int:
         """The number of examples in a forward pass of an evaluation."""
         chosen = self.workload.eval_batch_size_per_gpu or self.prepared.eval_batch_size_per_gpu
-        return chosen or max(self.params.micro_batch_size_per_gpu, SMALLEST_EVAL_BATCH)
+        return chosen or max(self.spec.params.micro_batch_size_per_gpu, SMALLEST_EVAL_BATCH)
 
 
 @dataclass(frozen=True)
