@@ -28,7 +28,7 @@ lint: .venv/installed-dev
 	$(BIN)/lint-imports --no-cache --no-logo
 
 types: .venv/installed-dev
-	$(BIN)/mypy carbonopt
+	$(BIN)/mypy carbonopt tests/typed_script.py
 
 # Into site/; a link that leads nowhere is an error (with --quiet it is not).
 docs: .venv/installed-docs
