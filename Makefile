@@ -57,11 +57,12 @@ sampler: .venv/installed-dev
 	sed -n '/^```python/,/^```/{/^```/d;p}' configs/sampler/README.md > "$$folder/example.py" && \
 	cd "$$folder" && unset PYTHONPATH && venv/bin/python example.py
 
+# EXTRAS: what else to install by the same call, such as [dev]; each call of pip takes 10 s of CPU time by itself.
 # The constraints pin torch without saying which build: where a GPU is, the package index gives the CUDA one.
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv. This takes some minutes."
 	$(PYTHON) -m venv .venv
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.$(EXTRAS)'
 	touch $@
 
 .venv/installed-dev: .venv/installed
