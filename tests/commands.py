@@ -2,6 +2,7 @@
 its imports.
 """
 
+import gc
 import io
 import os
 import signal
@@ -87,9 +88,11 @@ def within(*arguments: object, **environment: str) -> subprocess.CompletedProces
 def _as_they_were() -> Iterator[None]:
     """What `main` sets for the rest of its process ends with the body."""
     handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    thresholds = gc.get_threshold()
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         sys.unraisablehook = hook
         signal.signal(signal.SIGINT, handler)
 

@@ -1,10 +1,11 @@
 """What several test files need: small study files and a table of recorded runs, made here."""
 
+import gc
 import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,19 @@ LONG_FILES = (
     "engines/test_fork_server.py",
     "study/test_local_workers.py",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, of which imports leave little among millions of objects,
+    and have no later search look at these again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ own, `NAME_command.py`. Other packages are imported inside the commands, so that
 study file get their answer at once.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -84,4 +85,7 @@ def main() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         getattr(sys, name).reconfigure(errors="backslashreplace")  # for terminals that lack →
     sys.unraisablehook = unraisable
+    # A command imports millions of objects, of which hardly any is garbage: by Python's own
+    # thresholds, looking for it takes 0.7 of the 5.6 s of CPU time of a replayed study.
+    gc.set_threshold(100_000, 20, 100)
     as_command(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False))

@@ -171,6 +171,23 @@ def test_trials_and_seed_can_be_given(replay_study: dict, write_study, tmp_path:
     assert runs[0] != runs[1]
 
 
+COUNTED = """
+import atexit, gc
+from carbonopt.cli.app import main
+atexit.register(lambda: print(*(made["collections"] for made in gc.get_stats()[:2])))
+main()
+"""
+
+
+def test_a_command_rarely_looks_for_garbage() -> None:
+    """Its imports make some, and leave hundreds of thousands of objects to look at."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED, "schema"], capture_output=True, text=True, check=True
+    )
+    youngest, older = map(int, done.stdout.splitlines()[-1].split())
+    assert youngest < 120 and older <= 12  # 46 and 4; by Python's own thresholds 271 and 24
+
+
 def test_check_says_what_will_be_done(tiny_study: dict, write_study) -> None:
     done = within("check", write_study(tiny_study))
     assert done.returncode == 0

@@ -255,8 +255,10 @@ TWO_AT_ONCE = (
 )
 
 
-# The kernel gives a nice process less of a busy core, and counts a pool's workers when they end.
-NICE = "import os\nos.nice(10)\n" + SPIN.format(s=1.0)
+# The kernel gives a nice process less of a busy core: beside two others a seventh with nice 5, and
+# with nice 10 a twentieth, and the neighbours spin meanwhile. It counts a pool's workers when
+# they end.
+NICE = "import os\nos.nice(5)\n" + SPIN.format(s=1.0)
 POOL = (
     "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(2) as pool:\n"
     f"    pool.map(exec, 2 * [{SPIN.format(s=0.5)!r}], chunksize=1)"

@@ -35,8 +35,16 @@ def test_the_compilers_modules_are_loaded_ahead_and_practice_is_not_counted() ->
 
 @pytest.mark.slow
 def test_a_trials_process_leaves_mlflow_and_torchao_out_and_a_trial_can_still_import_them() -> None:
+    """Nor does it look for garbage among what it imports, but afterwards again."""
     script = (
-        "import sys, carbonopt.train.fork_template\n"
+        "import gc, sys\n"
+        "class Imports:\n"
+        "    searched = []\n"
+        "    def find_spec(self, name, *_):\n"
+        "        self.searched += [gc.isenabled()] * (name == 'transformers.trainer')\n"
+        "sys.meta_path.insert(0, Imports())\n"
+        "import carbonopt.train.fork_template\n"
+        "assert Imports.searched == [False] and gc.isenabled()\n"
         "assert {'deepspeed', 'transformers.trainer'} <= sys.modules.keys()\n"
         "assert not {'mlflow', 'torchao'} & sys.modules.keys()\n"
         "import mlflow\nassert mlflow.__version__\n"

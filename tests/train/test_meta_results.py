@@ -98,10 +98,15 @@ def run_each(self: MetaResults, operation: Any, args: Any, kwargs: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "task"), [(LLAMA, "causal_lm"), (T5, "seq2seq")], ids=("llama", "t5")
+    ("model", "task", "batches"),
+    [
+        (LLAMA, "causal_lm", {"global_batch_size": {"choices": [4, 8]}}),
+        (T5, "seq2seq", {"global_batch_size": 4, "micro_batch_size_per_gpu": 4}),
+    ],
+    ids=("llama", "t5"),
 )
 def test_estimates_are_those_of_operations_that_each_run(
-    model: dict, task: str, monkeypatch: pytest.MonkeyPatch
+    model: dict, task: str, batches: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_probe, "MOST_CPU_S", 600.0)
     columns = {"source_column": "a", "target_column": "b", "train_files": ["rows.jsonl"]}
@@ -114,7 +119,7 @@ def test_estimates_are_those_of_operations_that_each_run(
             "sequence_length": 64,
         },
         space={
-            "global_batch_size": {"choices": [4, 8]},
+            **batches,
             "learning_rate": 1e-3,
             "epochs": 1,
             "precision": "bf16",
