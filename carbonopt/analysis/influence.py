@@ -21,9 +21,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from carbonopt.analysis.front import objectives
-from carbonopt.analysis.parallel import in_forks, processes
 from carbonopt.analysis.shortfall import AT_THE_END
 from carbonopt.core.arrays import Array, Indices
+from carbonopt.core.parallel import in_forks, processes
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Frozen
 from carbonopt.spec.space_settings import Choices, Range, Space

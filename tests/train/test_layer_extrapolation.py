@@ -6,7 +6,13 @@ from transformers import AutoConfig, PreTrainedConfig
 from carbonopt.spec.model_memory import Activations, Moment
 from carbonopt.spec.space_settings import Space
 from carbonopt.train.models import memory_probe
-from carbonopt.train.models.layer_extrapolation import by_layers, extended, with_layers
+from carbonopt.train.models.layer_extrapolation import (
+    by_layers,
+    extended,
+    few_and_more,
+    with_layers,
+)
+from carbonopt.train.models.memory_shares import Share
 from carbonopt.train.tasks.task import task_for
 
 # Each test takes seconds of real time.
@@ -54,17 +60,21 @@ def test_the_memory_is_that_of_the_whole_model_to_the_byte(model: dict, settings
         }
     )
     config = task.expected_config()
-    space = Space(global_batch_size=8, learning_rate=1e-3, epochs=1, **settings)
+    space = Space(
+        global_batch_size=8, micro_batch_size_per_gpu=2, learning_rate=1e-3, epochs=1, **settings
+    )
     (chosen,) = memory_probe._settings(space)
-    probe = memory_probe.Probe(task, config, (2,), 8)
-    expected = probe.profile(chosen)
+    (expected,) = memory_probe.model_memory(task, config, space, 1, 8, eval_tokens=None).profiles
+    probe = memory_probe.Probe(task, config)
 
     def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
-        return probe.passes(config, chosen)
+        taken = probe.measure(Share(chosen, (2,), (8,)), [config]).passes[0]
+        return taken.trained, taken.activations({2: 8})
 
+    few, more = map(passes, few_and_more(config))
     trained, whole = passes(config)
-    assert by_layers(config, trained, passes) == whole == list(expected.activations)
-    assert by_layers(config, trained + 1, passes) is None, "layers that are not all alike"
+    assert by_layers(config, trained, few, more) == whole == list(expected.activations)
+    assert by_layers(config, trained + 1, few, more) is None, "layers that are not all alike"
 
 
 def layers_of(config: PreTrainedConfig) -> PreTrainedConfig | None:

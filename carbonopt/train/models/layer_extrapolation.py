@@ -5,7 +5,7 @@ numbers takes seconds, passes over eight less than one.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from transformers import PreTrainedConfig
 
@@ -17,30 +17,39 @@ FEW, MORE = 3, 5  # layers of the models that run
 Point = tuple[int, int]
 
 
+def few_and_more(config: PreTrainedConfig) -> tuple[PreTrainedConfig, PreTrainedConfig] | None:
+    """Return copies of the configuration with FEW and with MORE layers.
+
+    None if its layers are of several kinds, or too few for a shortcut.
+    """
+    few, more = with_layers(config, FEW), with_layers(config, MORE)
+    return None if few is None or more is None else (few, more)
+
+
 def by_layers(
     config: PreTrainedConfig,
     trained: int,
-    passes: Callable[[PreTrainedConfig], tuple[int, list[Activations]]],
+    few: tuple[int, list[Activations]],
+    more: tuple[int, list[Activations]],
 ) -> list[Activations] | None:
-    """Return the activation memory of a model from passes over three and over five of its layers.
+    """Return the activation memory of a model from that of three and of five of its layers.
 
     Args:
         config: The whole model's configuration.
         trained: The number of the whole model's trained parameters.
-        passes: Returns a model's trained parameters, and its memory for each micro batch.
+        few: The trained parameters of the model with FEW layers, and its memory for each micro
+            batch.
+        more: Those of the model with MORE layers.
 
     Returns:
         The memory for each micro batch. None: the layers are not all alike, so that the whole has
         to run.
     """
-    smaller = [with_layers(config, count) for count in (FEW, MORE)]
-    if smaller[0] is None or smaller[1] is None:
-        return None
-    (few_trained, few), (more_trained, more) = passes(smaller[0]), passes(smaller[1])
     layers = config.get_text_config().num_hidden_layers
-    if few_trained + (layers - FEW) * (more_trained - few_trained) / (MORE - FEW) != trained:
+    trained_a_layer = (more[0] - few[0]) / (MORE - FEW)
+    if few[0] + (layers - FEW) * trained_a_layer != trained:
         return None
-    of_all = [extended(*pair, layers) for pair in zip(few, more, strict=True)]
+    of_all = [extended(*pair, layers) for pair in zip(few[1], more[1], strict=True)]
     return None if None in of_all else [memory for memory in of_all if memory is not None]
 
 

@@ -4,10 +4,12 @@ A forward and a backward pass run on tensors that have shapes but no numbers (to
 Autograd keeps and frees them as it does on a GPU.
 """
 
+import functools
+import importlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
 
 from carbonopt.core.dimensions import DIMENSIONS
-from carbonopt.core.errors import BadInput
+from carbonopt.core.errors import BadInput, CarbonoptError
+from carbonopt.core.parallel import in_forks, processes
 from carbonopt.core.values import Scalar
 from carbonopt.spec.model_memory import (
     PROFILED,
@@ -35,8 +38,9 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Range, Space, values_of
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.models import model as models
-from carbonopt.train.models.layer_extrapolation import by_layers
+from carbonopt.train.models.layer_extrapolation import by_layers, few_and_more
 from carbonopt.train.models.live_memory import MOST_CPU_S, LiveMemory
+from carbonopt.train.models.memory_shares import Passes, Settings, Share, divided
 from carbonopt.train.optim import muon
 from carbonopt.train.speed.float8_layers import train_in_float8
 from carbonopt.train.speed.small_evaluations import evaluation_stance
@@ -187,15 +191,18 @@ def model_memory(
     folder: PreparedFolder | None = None,
     *,
     eval_tokens: int | None,
+    processes: int = 1,
 ) -> ModelMemory:
     """Return the memory profile of a model in all settings of the search space.
 
     Examples have the length of the longest in the prepared folder or, without one, the longest
-    length that the workload allows. `eval_tokens` are as of `TrainerTask.evaluation_tokens`.
+    length that the workload allows. `eval_tokens` are as of `TrainerTask.evaluation_tokens`. With
+    more than one of the `processes`, forks of this one do the work, see `core.parallel`.
 
     Raises:
         BadInput: The model can't run without numbers, profiling takes more than a minute of CPU
-            time, or the task doesn't say what its batches are.
+            time in a process, or the task doesn't say what its batches are.
+        CarbonoptError: A fork died.
     """
     if (dropout := space["dropout"]) is not None:  # any value but 0 keeps a mask
         config = models.with_dropout(config, max(map(float, _ends(dropout))))
@@ -212,24 +219,71 @@ def model_memory(
     left_out = "; ".join(dict.fromkeys(filter(None, (obstacle for _, obstacle in obstacles))))
     if not known:
         raise BadInput(left_out)
-    with refused(sentence, *_UNRUNNABLE):
-        probe = Probe(
-            task,
-            config,
-            _micro_batches(space, world_size),
-            eval_batch_size,
-            folder,
-            by_muon="muon" in values_of(space["optimizer"]),
-            eval_tokens=eval_tokens,
-        )
-        profiles = tuple(probe.profile(settings) for settings in known)
+    sizes = _micro_batches(space, world_size)
+    eval_sizes = {size: eval_batch_size or max(size, SMALLEST_EVAL_BATCH) for size in sizes}
+    shares = [Share(settings, sizes, tuple(set(eval_sizes.values()))) for settings in known]
+    by_muon = "muon" in values_of(space["optimizer"])
+
+    def measured(configs: Sequence[PreTrainedConfig], shares: Sequence[Share]) -> list[Measured]:
+        """Return what passes of these models have taken in the settings of each share."""
+
+        def in_one_process(part: Sequence[Share]) -> list[Measured]:
+            with refused(sentence, *_UNRUNNABLE):
+                probe = Probe(task, config, folder, by_muon=by_muon, eval_tokens=eval_tokens)
+                return [probe.measure(share, configs) for share in part]
+
+        parts = divided(shares, processes, lambda settings: _compiles(task, settings))
+        if len(parts) > 1:
+            with refused(sentence, *_UNRUNNABLE):
+                _import_for(task, configs[0], [share.settings for share in shares])
+        found = [each for part in in_forks(in_one_process, parts) for each in part]
+        return [
+            functools.reduce(
+                Measured.joined, (each for each in found if each.settings == share.settings)
+            )
+            for share in shares
+        ]
+
+    profiles = _profiles(config, shares, eval_sizes, measured)
     return ModelMemory(
-        profiles=profiles,
+        profiles=tuple(profiles),
         optimizer_bytes_per_parameter=states,
         optimizer_step_bytes_per_parameter=in_step,
         left_out=left_out or None,
         **{name: zero[key] for name, key in given.items() if key in zero},
     )
+
+
+def _profiles(
+    config: PreTrainedConfig,
+    shares: Sequence[Share],
+    eval_sizes: dict[int, int],
+    measured: Callable[[Sequence[PreTrainedConfig], Sequence[Share]], "list[Measured]"],
+) -> list[MemoryProfile]:
+    """Return the memory of the whole model in the settings of each share.
+
+    Args:
+        config: The whole model's configuration.
+        shares: All passes that are needed in each combination of settings.
+        eval_sizes: The batch size of evaluations for each micro batch.
+        measured: Returns what passes of models have taken in the settings of each share.
+    """
+    profiles: dict[int, MemoryProfile] = {}
+    smaller = few_and_more(config)
+    if smaller is not None:
+        for number, found in enumerate(measured(smaller, shares)):
+            few, more = (
+                (passes.trained, passes.activations(eval_sizes)) for passes in found.passes
+            )
+            activations = by_layers(config, found.weights_of_whole.trained, few, more)
+            if activations is not None:
+                profiles[number] = found.profile(activations)
+    left = [number for number in range(len(shares)) if number not in profiles]
+    for number, found in zip(
+        left, measured([config], [shares[number] for number in left]), strict=True
+    ):
+        profiles[number] = found.profile(found.passes[0].activations(eval_sizes))
+    return [profiles[number] for number in range(len(shares))]
 
 
 def _settings(space: Space) -> Iterator[dict[str, Scalar | None]]:
@@ -249,8 +303,7 @@ def _obstacle(task: TrainerTask, settings: dict[str, Scalar | None]) -> str | No
     in_float8 = settings["float8"] not in (None, "none")
     if in_float8 and find_spec("torchao") is None:
         return "float8, which needs torchao; type: pip install 'carbonopt[float8]'"
-    compiles = _setting(task, settings, "torch_compile")
-    if compiles and _setting(task, settings, "gradient_checkpointing"):
+    if _compiles(task, settings) and _setting(task, settings, "gradient_checkpointing"):
         # How the compiler divides a checkpointed layer can't be followed.
         return "torch_compile with gradient_checkpointing"
     return None
@@ -279,15 +332,13 @@ def _ends(domain: Any) -> tuple[Scalar, ...]:
 
 
 class Probe:
-    """Runs a model without numbers in one setting after another.
+    """Runs models without numbers in one setting after another, in one process.
 
     All settings have one compiler, so that a layer that several of them have is traced once.
 
     Args:
         task: The task that trains the model.
-        config: The model's configuration.
-        sizes: The micro batch sizes.
-        eval_size: The batch size of evaluations; None: that of the micro batch.
+        config: The whole model's configuration.
         folder: The prepared folder whose longest examples are meant, see `model_memory`.
         by_muon: Whether Muon may be the optimizer.
         eval_tokens: As of `TrainerTask.evaluation_tokens`; None: evaluations run compiled.
@@ -297,51 +348,36 @@ class Probe:
         self,
         task: TrainerTask,
         config: PreTrainedConfig,
-        sizes: tuple[int, ...],
-        eval_size: int | None,
         folder: PreparedFolder | None = None,
         *,
         by_muon: bool = False,
         eval_tokens: int | None = None,
     ) -> None:
-        self._eval_tokens = eval_tokens
+        self._eval_tokens, self._by_muon = eval_tokens, by_muon
         self._task, self._config, self._folder = task, config, folder
-        self._sizes, self._eval_size, self._by_muon = sizes, eval_size, by_muon
         self._live = LiveMemory(task.masks_attention, time.process_time() + MOST_CPU_S)
         self._compile: Callable[..., Any] | None = None
         self._traced = 0  # forward and backward passes that the compiler has traced so far
         self._weights: dict[tuple[Any, ...], _Weights] = {}
 
-    def profile(self, settings: dict[str, Any]) -> MemoryProfile:
-        """Return the memory of the whole model in these settings."""
-        weights = self._weights_of(settings)
-
-        def passes(config: PreTrainedConfig) -> tuple[int, list[Activations]]:
+    def measure(self, share: Share, configs: Sequence[PreTrainedConfig]) -> "Measured":
+        """Return what the share's passes of each of these models have taken."""
+        found = []
+        for config in configs:
             before = self._traced
-            counted = self.passes(config, settings)
+            passes = self.passes(config, share)
             if self._traced > before and config is not self._config:
                 # Tracing leaves a few kibibytes behind, which would break the rule by layers.
-                return self.passes(config, settings)
-            return counted
+                passes = self.passes(config, share)
+            found.append(passes)
+        # Evaluations have needed the whole model's weights, so that these cost nothing here.
+        weights = self._weights_of(share.settings) if share.eval_sizes else None
+        return Measured(share.settings, tuple(found), weights)
 
-        by_rule = by_layers(self._config, weights.trained, passes)
-        return MemoryProfile(
-            settings=settings,
-            parameters=weights.parameters,
-            trained_parameters=weights.trained,
-            largest_parameter=weights.largest,
-            smallest_side=weights.smallest_side,
-            hidden_parameters=weights.hidden,
-            muon_step_bytes=weights.muon_step_bytes,
-            buffer_bytes=weights.buffer_bytes,
-            activations=tuple(by_rule or passes(self._config)[1]),
-        )
-
-    def passes(
-        self, config: PreTrainedConfig, settings: dict[str, Any]
-    ) -> tuple[int, list[Activations]]:
-        """Return the trained parameters of a model, and its activations for each micro batch."""
-        compiles = bool(_setting(self._task, settings, "torch_compile"))
+    def passes(self, config: PreTrainedConfig, share: Share) -> Passes:
+        """Return what the share's passes of a model have taken."""
+        settings = share.settings
+        compiles = _compiles(self._task, settings)
         compiler = self._compiler() if self._needs_compiler(settings) else None
         with _as_on_a_gpu(compiler):
             model = _model(self._task, config, settings)
@@ -351,14 +387,18 @@ class Probe:
                 # Compile layer by layer, as accelerate does where `train.optim.arguments` asks for
                 # it.
                 compile_regions_deepspeed(model)
-            activations = self._activations(model, settings, compiles)
+            moments = {size: self._moments(model, size, compiles) for size in share.sizes}
+            model.eval()
+            evaluations = {
+                size: self._evaluation_bytes(model, size, settings) for size in share.eval_sizes
+            }
         trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
-        return trained, activations
+        return Passes(trained, moments, evaluations)
 
     def _needs_compiler(self, settings: dict[str, Any]) -> bool:
         fused = settings["output_layer"] not in (None, "standard")
         flexible = settings["attention_implementation"] == "flex_attention"
-        return fused or flexible or bool(_setting(self._task, settings, "torch_compile"))
+        return fused or flexible or _compiles(self._task, settings)
 
     def _compiler(self) -> Callable[..., Any]:
         """Return the one replacement of `torch.compile`, whose traces later settings find again."""
@@ -373,29 +413,6 @@ class Probe:
 
     def _note_trace(self) -> None:
         self._traced += 1
-
-    def _activations(
-        self, model: Any, settings: dict[str, Any], compiles: bool
-    ) -> list[Activations]:
-        moments = [self._moments(model, size, compiles) for size in self._sizes]
-        model.eval()
-        batches = [self._eval_size or max(size, SMALLEST_EVAL_BATCH) for size in self._sizes]
-        whole, attention = self._weights_of(settings), settings["attention_implementation"]
-        evaluations = {}
-        for size in set(batches):
-            with evaluation_stance(
-                whole.parameters,
-                self._eval_tokens,
-                self._task.workload.evaluations,
-                attention,
-            ):
-                evaluations[size] = self._evaluation_bytes(model, size)
-        return [
-            Activations(
-                micro_batch_size=size, moments=of_size, evaluation_bytes=evaluations[eval_size]
-            )
-            for size, of_size, eval_size in zip(self._sizes, moments, batches, strict=True)
-        ]
 
     def _moments(self, model: Any, size: int, compiles: bool) -> tuple[Moment, ...]:
         """Return the moments of a forward and a backward pass of a micro batch."""
@@ -416,10 +433,16 @@ class Probe:
             hook.remove()
         return moments
 
-    def _evaluation_bytes(self, model: Any, size: int) -> int:
+    def _evaluation_bytes(self, model: Any, size: int, settings: Settings) -> int:
         """Return the most bytes of activations at once in an evaluation's forward pass."""
         self._live.begin(itertools.chain(model.parameters(), model.buffers()))
-        with self._live, torch.no_grad():
+        stance = evaluation_stance(
+            self._weights_of(settings).parameters,
+            self._eval_tokens,
+            self._task.workload.evaluations,
+            settings["attention_implementation"],
+        )
+        with stance, self._live, torch.no_grad():
             self._task.largest_evaluation(model, size, self._folder)
         return self._live.peak_bytes
 
@@ -464,6 +487,51 @@ class _Weights:
         )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What passes in one combination of settings have taken.
+
+    Args:
+        settings: The combination.
+        passes: The passes of each of the models that ran.
+        weights: Those of the whole model. None: not needed by these passes.
+    """
+
+    settings: Settings
+    passes: tuple[Passes, ...]
+    weights: _Weights | None
+
+    def joined(self, other: "Measured") -> "Measured":
+        """Return these passes and further ones of the same models in the same settings."""
+        pairs = zip(self.passes, other.passes, strict=True)
+        return Measured(
+            self.settings,
+            tuple(ours.joined(theirs) for ours, theirs in pairs),
+            self.weights or other.weights,
+        )
+
+    @property
+    def weights_of_whole(self) -> _Weights:
+        """The whole model's weights, which are known once evaluations have run."""
+        assert self.weights is not None
+        return self.weights
+
+    def profile(self, activations: Sequence[Activations]) -> MemoryProfile:
+        """Return the memory of the whole model, whose activations are given."""
+        weights = self.weights_of_whole
+        return MemoryProfile(
+            settings=self.settings,
+            parameters=weights.parameters,
+            trained_parameters=weights.trained,
+            largest_parameter=weights.largest,
+            smallest_side=weights.smallest_side,
+            hidden_parameters=weights.hidden,
+            muon_step_bytes=weights.muon_step_bytes,
+            buffer_bytes=weights.buffer_bytes,
+            activations=tuple(activations),
+        )
+
+
 def _smallest_side(model: Any) -> int:
     """Return the fewest rows or columns of a matrix that has low-rank adapters; 0: none has any."""
     sides = []
@@ -495,6 +563,18 @@ def _model(task: TrainerTask, config: PreTrainedConfig, settings: dict[str, Any]
             parameter.data = parameter.data.to(dtype)
     model.config.use_cache = False
     return model
+
+
+def _import_for(task: TrainerTask, config: PreTrainedConfig, settings: list[Settings]) -> None:
+    """Import what models in these settings import, 0.7 s, so that no fork has to do it again."""
+    if any(_compiles(task, each) for each in settings):
+        importlib.import_module("torch._inductor.compile_fx")
+    _model(task, config, settings[-1])
+
+
+def _compiles(task: TrainerTask, settings: Settings) -> bool:
+    """Return whether the model's layers are compiled."""
+    return bool(_setting(task, settings, "torch_compile"))
 
 
 def _setting(task: TrainerTask, settings: dict[str, Any], name: str) -> Any:
@@ -567,11 +647,16 @@ def _muon_step_bytes(matrices: list[Tensor]) -> int:
     return live.peak_bytes
 
 
-def expected_memory(spec: MemorySpec) -> ModelMemory:
+def expected_memory(spec: MemorySpec, processes: int = 1) -> ModelMemory:
     """Return the memory that a study's model needs, before anything is prepared.
+
+    Args:
+        spec: The study's model and space.
+        processes: As of `model_memory`.
 
     Raises:
         BadInput: There can be no estimate.
+        CarbonoptError: A fork died.
     """
     task = task_for(spec.workload)
     if not isinstance(task, TrainerTask):
@@ -581,15 +666,24 @@ def expected_memory(spec: MemorySpec) -> ModelMemory:
         eval_batch_size = task.eval_batch_size(config, spec.gpu_memory_bytes)
     eval_tokens = task.evaluation_tokens(_USUAL_EVAL_TOKENS // (task.workload.sequence_length or 1))
     return model_memory(
-        task, config, spec.space, spec.world_size, eval_batch_size, eval_tokens=eval_tokens
+        task,
+        config,
+        spec.space,
+        spec.world_size,
+        eval_batch_size,
+        eval_tokens=eval_tokens,
+        processes=processes,
     )
 
 
 def answer(question: str) -> str:
-    """Return a MemoryAnswer to a MemorySpec, both in JSON."""
+    """Return a MemoryAnswer to a MemorySpec, both in JSON.
+
+    Forks of this process, one for each core, do the work: nothing but imports may have run here.
+    """
     spec = MemorySpec.model_validate_json(question)
     try:
-        answer = MemoryAnswer(memory=expected_memory(spec))
-    except (BadInput, OSError) as error:
+        answer = MemoryAnswer(memory=expected_memory(spec, processes()))
+    except (CarbonoptError, OSError) as error:
         answer = MemoryAnswer(why_none=reason(error))
     return answer.model_dump_json()

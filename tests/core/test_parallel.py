@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 from engines.test_local import gone
 
-from carbonopt.analysis import parallel
-from carbonopt.analysis.parallel import in_forks
+from carbonopt.core import parallel
 from carbonopt.core.errors import CarbonoptError
+from carbonopt.core.parallel import in_forks
 
 
 def test_results_come_in_the_order_of_the_parts_from_a_process_each() -> None:
@@ -43,7 +43,7 @@ def test_a_fork_that_dies_is_noticed() -> None:
 def test_forks_of_a_killed_parent_end_with_it() -> None:
     script = """
         import os, time
-        from carbonopt.analysis.parallel import in_forks
+        from carbonopt.core.parallel import in_forks
 
         def work(seconds):
             os.write(1, f"{os.getpid()}\\n".encode())  # at once, or lines of several processes mix
@@ -65,7 +65,7 @@ def test_forks_of_a_killed_parent_end_with_it() -> None:
 def test_forks_end_with_a_parent_that_ends_early_whatever_it_does_at_a_sigterm() -> None:
     script = """
         import os, signal, time
-        from carbonopt.analysis.parallel import in_forks
+        from carbonopt.core.parallel import in_forks
 
         def work(seconds):
             os.write(1, f"{os.getpid()}\\n".encode())
