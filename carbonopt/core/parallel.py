@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -35,7 +36,8 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
     joblib's (loky) import everything again, and outlive a killed parent by minutes.
 
     Raises:
-        Exception: the first exception that `work` raised.
+        Exception: the first exception that `work` raised; one that can't be sent from a fork is a
+            CarbonoptError with its type and text.
         CarbonoptError: if a fork died.
         BlockingIOError: if no further process can be started.
     """
@@ -54,9 +56,14 @@ def in_forks(work: Callable[[Part], Result], parts: Sequence[Part]) -> list[Resu
             result, error = here.recv()
         except EOFError:
             fork.join()
+            advice = (
+                " The kernel may have killed it because memory was short; type the same command"
+                " again."
+                if fork.exitcode == -signal.SIGKILL
+                else ""
+            )
             raise CarbonoptError(
-                f"a process that did part of the work ended with code {fork.exitcode}. The kernel"
-                " may have killed it because memory was short; type the same command again."
+                f"a process that did part of the work ended with code {fork.exitcode}.{advice}"
             ) from None
         fork.join()
         if error is not None:
@@ -75,4 +82,13 @@ def _do(work: Callable[[Part], Result], part: Part, there: Connection, parent: i
     try:
         there.send((work(part), None))
     except Exception as error:  # noqa: BLE001, the parent raises it
-        there.send((None, error))
+        there.send((None, _as_sent(error)))
+
+
+def _as_sent(error: Exception) -> Exception:
+    """Return an exception as the parent can read it: some of others' libraries can't be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301, it was made here
+    except Exception:  # noqa: BLE001, whatever an exception's own class raises
+        return CarbonoptError(f"{type(error).__name__}: {error}")
+    return error

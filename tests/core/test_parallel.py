@@ -32,6 +32,20 @@ def test_an_error_in_a_fork_is_the_callers() -> None:
         in_forks(work, [1, 0, 1])
 
 
+def test_an_error_that_cannot_be_sent_has_its_type_and_text() -> None:
+    class Unsent(Exception):
+        def __init__(self, what: str, count: int) -> None:
+            super().__init__(f"{count} {what}")
+
+    def work(part: int) -> int:
+        if part:
+            raise Unsent("heads", part)
+        return part
+
+    with pytest.raises(CarbonoptError, match=r"^Unsent: 12 heads$"):
+        in_forks(work, [12, 0])
+
+
 def test_a_fork_that_dies_is_noticed() -> None:
     def work(part: Callable[[], object]) -> object:
         return part()
