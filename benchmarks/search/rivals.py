@@ -196,9 +196,9 @@ def missing(names: Sequence[str]) -> str | None:
         modules, packages = _NEEDS.get(name, ((), ""))
         if not all(map(_is_there, modules)):
             same = [other for other in names if _NEEDS.get(other) == (modules, packages)]
-            return (
-                f"{' and '.join(same)} need {modules[0].partition('.')[0]}: pip install {packages}"
-            )
+            need = "needs" if len(same) == 1 else "need"
+            module = modules[0].partition(".")[0]
+            return f"{' and '.join(same)} {need} {module}: pip install {packages}"
     return None
 
 

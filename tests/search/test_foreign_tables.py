@@ -201,7 +201,7 @@ def test_what_a_rival_needs_is_said(script: str, sampler: str, needed: str, tmp_
     table = two_runs(tmp_path / "table.jsonl")
     argv = [sys.executable, str(SCRIPT.parent / script), str(table), "--samplers", sampler]
     done = subprocess.run(argv, capture_output=True, text=True)
-    assert done.returncode == 2 and f"{sampler} need {needed}: pip install" in done.stderr
+    assert done.returncode == 2 and f"{sampler} needs {needed}: pip install" in done.stderr
 
 
 @pytest.fixture
