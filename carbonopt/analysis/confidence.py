@@ -260,6 +260,22 @@ class Evidence:
         )
         return bound if math.isfinite(bound) and not candidate.quality.beyond(bound) else None
 
+    def chance_to_meet(self, candidate: Configuration) -> float:
+        """Return the chance that a configuration's mean over all seeds meets the target.
+
+        Given its n runs, this mean is normal with the variance deviation² ÷ n, about the runs' mean
+        less the luck of the first one. The chance is 1 where nothing was repeated, and no deviation
+        is known.
+        """
+        from scipy.special import ndtr  # imported here as in `Pooled.margin`
+
+        if self.value_spread is None or self._target is None:
+            return 1.0
+        noise = self.value_spread.or_own_if_larger(candidate.scaled_values)
+        slack = -self._target.shortfall(candidate.value) - self._luck_of_first_runs / candidate.n
+        deviation = noise.deviation / math.sqrt(candidate.n)
+        return float(ndtr(slack / deviation)) if deviation > 0 else float(slack >= 0)
+
     def chance(self, candidate: Configuration) -> float:
         """Return the chance that a configuration is confirmed once it has run with all its seeds.
 

@@ -114,10 +114,8 @@ def confirmation_progress(data: StudyData, available: Available) -> Confirmation
     if due is None and (chosen or had_repeats) and confirm.baseline and baseline:
         chosen.add(START_TRIAL)
         # One repeat is always made: the start runs first, when the devices are at their coldest.
-        if not (
-            baseline.repeated
-            and _saving_is_precise(_cheapest_confirmed(evidence), evidence, baseline)
-        ):
+        is_known = _saving_is_precise(_cheapest_confirmed(evidence), evidence, baseline)
+        if not baseline.failed_replicate and not (baseline.repeated and is_known):
             due = next_run(baseline)
     return ConfirmationProgress(
         trials=tuple(sorted(chosen | had_repeats)),
@@ -400,7 +398,8 @@ def _saving_is_precise(
     spread, interval = evidence.emissions_spread, evidence.saving_interval(winner, start)
     if spread is None or spread.freedom < _LEAST_FREEDOM or interval is None:
         return False
-    return interval[1] - interval[0] <= SAVING_WIDTH
+    # A winner that certainly saves nothing needs no narrow interval.
+    return interval[1] - interval[0] <= SAVING_WIDTH or interval[1] <= 0
 
 
 def _cheapest_confirmed(evidence: Evidence) -> Configuration | None:

@@ -208,7 +208,7 @@ def recommend(data: StudyData, target_value: float | None = None) -> Recommendat
         )
     evidence = Evidence.of(data, target)
     standings = {config: evidence.standing(config) for config in evidence.configurations}
-    winner = cheapest(standings, confirmed_for_it=target == data.config.target.at())
+    winner = cheapest(standings, evidence if target == data.config.target.at() else None)
     repeated = any(config.repeated for config in standings)
     baseline = _baseline(data, evidence.configurations)
     spent = footprint(data)
@@ -310,8 +310,10 @@ class _Best:
     1. the cheapest confirmed configuration, by its means;
     2. the cheapest that has run with all its seeds and meets the target on average, though by less
        than the error;
-    3. the cheapest that was repeated with some of its seeds and meets it on average;
-    4. the cheapest that ran once, which says less.
+    3. of the cheapest that was repeated with some of its seeds and meets it on average, and the
+       cheapest that ran once and meets it, the one whose mean is likelier to meet it
+       (`Evidence.chance_to_meet`), which counts how lucky first runs are;
+    4. the cheapest that ran once.
 
     For another target it is the cheapest of all of them: a configuration that was repeated is no
     better there than a cheaper one that ran once. A configuration may be added several times while
@@ -330,31 +332,41 @@ class _Best:
         for cheapest, rank in ranked:
             cheapest[standing] = min(cheapest.get(standing, config), config, key=rank)
 
-    def answer(self, *, confirmed_for_it: bool) -> Configuration | None:
+    def answer(self, evidence: Evidence | None) -> Configuration | None:
+        """Return the choice.
+
+        Args:
+            evidence: the evidence for the target that the repeats were made for, if it is asked
+                for; None: another one is.
+        """
         by_means, by_first_run = self._by_means, self._by_first_run
         holding = by_means.get(Standing.CONFIRMED)
         meeting = (
             config for standing, config in by_first_run.items() if standing is not Standing.REJECTED
         )
         met = min(meeting, key=_BY_FIRST_RUN, default=None)
-        if confirmed_for_it:
-            settled = holding or by_means.get(Standing.INCONCLUSIVE)
-            return settled or by_means.get(Standing.INCOMPLETE) or met
-        return holding if met is by_first_run.get(Standing.CONFIRMED) else met
+        if evidence is None:
+            return holding if met is by_first_run.get(Standing.CONFIRMED) else met
+        settled = holding or by_means.get(Standing.INCONCLUSIVE)
+        repeated = by_means.get(Standing.INCOMPLETE)
+        if settled is None and repeated is not None and met is not None:
+            return max(repeated, met, key=evidence.chance_to_meet)
+        return settled or met
 
 
 def cheapest(
-    standings: Mapping[Configuration, Standing], *, confirmed_for_it: bool
+    standings: Mapping[Configuration, Standing], evidence: Evidence | None
 ) -> Configuration | None:
     """Return the configuration to take, by `_Best`; None: none meets the target.
 
     Args:
-        confirmed_for_it: whether the target is the one that the repeats were made for.
+        standings: the configurations' standings for the target.
+        evidence: see `_Best.answer`.
     """
     best = _Best()
     for config, standing in standings.items():
         best.take(config, standing)
-    return best.answer(confirmed_for_it=confirmed_for_it)
+    return best.answer(evidence)
 
 
 def _rejected(
@@ -534,9 +546,9 @@ def _steps(
     for rank in sorted({best_rank, own_rank, *at}):
         for _, config, standing in at.get(rank, ()):
             best.take(config, standing)
-        winner = best.answer(confirmed_for_it=False)
+        winner = best.answer(None)
         if winner is not last or rank == best_rank:
             yield quality.rank(rank), False, winner
         last = winner
-        if rank == own_rank and (confirmed := best.answer(confirmed_for_it=True)) is not winner:
+        if rank == own_rank and (confirmed := best.answer(evidence)) is not winner:
             yield quality.rank(rank), True, confirmed

@@ -71,7 +71,7 @@ def scaling(data: StudyData, target: float | None = None) -> Scaling | None:
                 for config, standing in standings.items()
                 if config.first.params.world_size == number
             },
-            confirmed_for_it=is_own,
+            evidence if is_own else None,
         )
         for number in numbers
     ]
@@ -89,8 +89,8 @@ def scaling(data: StudyData, target: float | None = None) -> Scaling | None:
     )
 
 
-def _chosen(standings: dict[Configuration, Standing], *, confirmed_for_it: bool) -> Configuration:
-    best = cheapest(standings, confirmed_for_it=confirmed_for_it)
+def _chosen(standings: dict[Configuration, Standing], evidence: Evidence | None) -> Configuration:
+    best = cheapest(standings, evidence)
     return best or min(
         standings, key=lambda config: (config.quality.rank(config.value), config.trial)
     )

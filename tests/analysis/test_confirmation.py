@@ -457,6 +457,38 @@ def test_a_converged_study_repeats_its_winner_until_its_saving_is_known(
     assert rec.saving_interval[1] - rec.saving_interval[0] == pytest.approx(widths[-1], abs=1e-9)
 
 
+def test_a_converged_study_spares_its_winner_where_the_start_misses_the_target(
+    tmp_path: Path,
+) -> None:
+    perplexities = {f"s{seed}": value for seed, value in enumerate((9.50, 9.51) * 3)}
+    joules = (100, 120, 100, 120, 100, 120)
+    study = Replayed(tmp_path, rows(16, joules, **perplexities), rows(128, 50, s0=12.0))
+    study.study["confirm"] = {"seeds": 6, "runners_up": 0}
+    study.study["budget"]["until"] = "converged"
+    study.study["search"] |= {"start": {"global_batch_size": 128, "learning_rate": 1e-3}}
+    study.study["search"]["sampler"] = "carbon"
+    rec = recommend(study.run())
+    assert rec.confidence is not None
+    assert rec.confidence.confirmed
+    assert rec.confidence.seeds == 3
+
+
+def test_a_start_that_fails_with_another_seed_is_not_repeated_again(tmp_path: Path) -> None:
+    study = Replayed(
+        tmp_path, rows(16, (80, 120, 100), s0=9.5, s1=9.6, s2=9.5), rows(128, 200, s0=9.0, s1=9)
+    )
+    study.study["confirm"] = {"seeds": 3, "runners_up": 0, "baseline": True}
+    study.study["search"] |= {"start": {"global_batch_size": 128, "learning_rate": 1e-3}}
+    data = study.run()
+    failed = {"state": TrialState.DIVERGED, "quality": None, "emissions_kg_co2e": None}
+    for update, is_due in (({}, True), (failed, False)):
+        records = tuple(
+            run.model_copy(update=update) if run.repeat_of == 0 else run for run in data.records
+        )
+        due = confirmation_progress(data.model_copy(update={"records": records}), lambda *_: True)
+        assert (due.next is not None) == is_due
+
+
 def _saving_width(joules: Sequence[float], of_start: float) -> float:
     """Return how wide the saving's interval is after these runs of the winner, and one of the
     start.
@@ -486,19 +518,22 @@ def test_where_nothing_is_confirmed_repeats_count_more_than_one_cheap_run() -> N
         update = {"trial": trial, "emissions_kg_co2e": emissions_kg_co2e}
         return Configuration([run_of(value).model_copy(update=update) for value in values])
 
-    once, some, more = tried(1, 1.0, 9.6), tried(2, 1.1, 9.5, 10.4, 9.5), tried(3, 1.2, 9.0, 10.4)
+    once, some, more = tried(1, 1.0, 9.8), tried(2, 1.1, 9.3, 10.2, 9.3), tried(3, 1.2, 9.0, 10.2)
     all_seeds, missing = tried(4, 1.3, 9.6, 10.4, 9.5, 9.7), tried(5, 0.9, 9.6, 10.6)
+    # far below the target, although it ran once
+    sure = tried(6, 1.05, 5.0)
     for configurations, recommended in (
         ([once, some, more, all_seeds, missing], all_seeds),
         ([once, some, more, missing], some),
         ([once, more, missing], more),
         ([once, missing], once),
+        ([sure, some, more, missing], sure),
     ):
         evidence = Evidence(configurations, Target(quality=PERPLEXITY, value=TARGET), seeds=4)
         standings = {config: evidence.standing(config) for config in configurations}
         assert not any(map(evidence.confirmed, configurations))
-        assert cheapest(standings, confirmed_for_it=True) is recommended
-        assert cheapest(standings, confirmed_for_it=False) is once
+        assert cheapest(standings, evidence) is recommended
+        assert cheapest(standings, None) is configurations[0]
 
 
 def test_seeds_that_the_table_lacks_are_skipped_and_named(tmp_path: Path) -> None:
