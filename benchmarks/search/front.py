@@ -32,7 +32,6 @@ import optuna
 import rivals
 from compare import OTHERS, arguments, grouped, print_longest, run_all, training_j
 from listed import START
-from optuna.trial import TrialState
 
 from carbonopt.core.arrays import Array
 from carbonopt.core.errors import BadInput
@@ -97,19 +96,10 @@ def on_list(table: listed.Table, sampler: str, seed: int) -> Iterator[Trial]:
 
 
 def optunas(name: str, table: listed.Table, seed: int) -> Iterator[listed.Step]:
-    """One of Optuna's samplers. It proposes any values; the nearest run that is left stands in for
-    them. Runs that diverge are told as failed.
-    """
+    """One of Optuna's samplers, see `listed.asked`. Runs that diverge are told as failed."""
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=OTHERS[name](seed))
-    rows = np.array([table.place(run.params) for run in table.runs])
-    left = list(range(len(rows)))
-    while left:
-        began = time.perf_counter()
-        asked = study.ask(table.distributions)
-        seconds = time.perf_counter() - began
-        index = left.pop(int(((rows[left] - table.place(asked.params)) ** 2).sum(1).argmin()))
-        study.tell(asked, state=TrialState.FAIL)
-        ended = listed.played(table.runs[index], math.inf, listed.never)
+    for run, seconds in listed.asked(study, table):
+        ended = listed.played(run, math.inf, listed.never)
         if ended.state == "complete":
             study.add_trial(
                 optuna.create_trial(

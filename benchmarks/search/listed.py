@@ -4,6 +4,7 @@ holds.
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, ValidationError, model_validator
 
 from carbonopt.core.arrays import Array
@@ -280,6 +281,23 @@ def played(run: Run, cap_j: float, prunes: Prunes) -> Trial:
         if step < run.total_steps and prunes(tuple(seen)):
             return Trial(run, spent_j, tuple(seen), "target")
     return Trial(run, run.energy_j, tuple(seen), "complete")
+
+
+def asked(study: optuna.Study, table: Table) -> Iterator[tuple[Run, float]]:
+    """Yield each run once, as a sampler of Optuna's asks for them, and the seconds of a proposal.
+
+    A sampler proposes any values; the nearest run that is left stands in for them, and what was
+    proposed is told as failed.
+    """
+    rows = np.array([table.place(run.params) for run in table.runs])
+    left = list(range(len(rows)))
+    while left:
+        began = time.perf_counter()
+        proposed = study.ask(table.distributions)
+        seconds = time.perf_counter() - began
+        index = left.pop(int(((rows[left] - table.place(proposed.params)) ** 2).sum(1).argmin()))
+        study.tell(proposed, state=TrialState.FAIL)
+        yield table.runs[index], seconds
 
 
 Step = tuple[Trial, float]  # a trial, and how many seconds its proposal took

@@ -17,8 +17,7 @@ from functools import partial
 import multifidelity
 import numpy as np
 import optuna
-from listed import START, Curve, Prunes, Run, Search, Step, Table, never, played
-from optuna.trial import TrialState
+from listed import START, Curve, Prunes, Run, Search, Step, Table, asked, never, played
 from scipy.special import log_ndtr
 
 from carbonopt.core.arrays import Array
@@ -81,22 +80,12 @@ def asha(table: Table, target_nll: float, seed: int) -> Iterator[Step]:
 
 
 def optunas(name: str, table: Table, target_nll: float, seed: int) -> Iterator[Step]:
-    """One of Optuna's samplers, the target as a constraint. It proposes any values; the nearest run
-    that is left stands in for them. Runs that end early are told as failed.
+    """One of Optuna's samplers, the target as a constraint, see `listed.asked`. Runs that end early
+    are told as failed.
     """
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=INNER[name](seed=seed))
-    rows, left = (
-        np.array([table.place(run.params) for run in table.runs]),
-        list(range(len(table.runs))),
-    )
     cap_j = math.inf
-    while left:
-        began = time.perf_counter()
-        asked = study.ask(table.distributions)
-        seconds = time.perf_counter() - began
-        index = left.pop(int(((rows[left] - table.place(asked.params)) ** 2).sum(1).argmin()))
-        study.tell(asked, state=TrialState.FAIL)
-        run = table.runs[index]
+    for run, seconds in asked(study, table):
         ended = played(run, cap_j, never)
         if ended.state == "complete":
             study.add_trial(table.told(run, target_nll))
