@@ -489,7 +489,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class Measured:
-    """What passes in one combination of settings have taken.
+    """The memory that passes in one combination of settings have taken.
 
     Args:
         settings: The combination.

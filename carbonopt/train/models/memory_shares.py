@@ -35,7 +35,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Passes:
-    """What passes of a model have taken.
+    """The memory that passes of a model have taken.
 
     Args:
         trained: The number of the model's trained parameters.
