@@ -5,9 +5,10 @@ import signal
 from typing import Any
 
 import pytest
+from memory_specs import memory_spec
 
 from carbonopt.core.errors import BadInput
-from carbonopt.spec.model_memory import MemoryAnswer, MemorySpec, Moment
+from carbonopt.spec.model_memory import MemoryAnswer, Moment
 from carbonopt.train.models import memory_probe
 from carbonopt.train.models.memory_probe import expected_memory
 from carbonopt.train.models.memory_shares import Passes, Share, divided
@@ -80,27 +81,6 @@ def test_joined_passes_have_the_activations_of_each_micro_batch() -> None:
     training, evaluation = Passes(7, {4: (moment,)}, {}), Passes(7, {}, {8: 3})
     (found,) = evaluation.joined(training).activations({4: 8})
     assert (found.micro_batch_size, found.moments, found.evaluation_bytes) == (4, (moment,), 3)
-
-
-def memory_spec(task: str, model: dict[str, Any], **space: Any) -> MemorySpec:
-    columns = {"source_column": "a", "target_column": "b", "train_files": ["rows.jsonl"]}
-    return MemorySpec(
-        workload={
-            "task": task,
-            "model": {"from_config": model},
-            "tokenizer": {"kind": "byte"},
-            "dataset": columns if task == "seq2seq" else {"builtin": "python-docs"},
-            "sequence_length": 64,
-        },
-        space={
-            "global_batch_size": {"choices": [4, 8]},
-            "learning_rate": 1e-3,
-            "epochs": 1,
-            "precision": "bf16",
-            **space,
-        },
-        world_size=1,
-    )
 
 
 PLAIN = memory_spec("causal_lm", LLAMA, gradient_checkpointing={"choices": [False, True]})

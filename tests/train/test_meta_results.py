@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from memory_specs import memory_spec
 from torch import Tensor
 
-from carbonopt.spec.model_memory import MemorySpec, ModelMemory
+from carbonopt.spec.model_memory import ModelMemory
 from carbonopt.train.models import memory_probe
 from carbonopt.train.models.memory_probe import expected_memory
 from carbonopt.train.models.meta_results import MetaResults
@@ -109,25 +110,13 @@ def test_estimates_are_those_of_operations_that_each_run(
     model: dict, task: str, batches: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_probe, "MOST_CPU_S", 600.0)
-    columns = {"source_column": "a", "target_column": "b", "train_files": ["rows.jsonl"]}
-    spec = MemorySpec(
-        workload={
-            "task": task,
-            "model": {"from_config": model},
-            "tokenizer": {"kind": "byte"},
-            "dataset": columns if task == "seq2seq" else {"builtin": "python-docs"},
-            "sequence_length": 64,
-        },
-        space={
-            **batches,
-            "learning_rate": 1e-3,
-            "epochs": 1,
-            "precision": "bf16",
-            "gradient_checkpointing": {"choices": [False, True]},
-            "lora_rank": 4,
-            "torch_compile": {"choices": [False, True]},
-        },
-        world_size=1,
+    spec = memory_spec(
+        task,
+        model,
+        **batches,
+        gradient_checkpointing={"choices": [False, True]},
+        lora_rank=4,
+        torch_compile={"choices": [False, True]},
     )
 
     def estimated() -> ModelMemory:
