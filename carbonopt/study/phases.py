@@ -55,8 +55,9 @@ class TrialPhases:
     _waited_s: float = 0.0  # time of that wait which no reading has shown so far
 
     def __post_init__(self) -> None:
+        looked_s = time.monotonic()  # as in `enter`: the meter looks at the clock first
         self._seen = self.phase, self.meter.running(self.phase)
-        self._closed_at_s = time.monotonic() - self._seen[1].duration_s
+        self._closed_at_s = looked_s - self._seen[1].duration_s
 
     @property
     def train_kwh(self) -> float:
@@ -80,14 +81,14 @@ class TrialPhases:
                 self.begin(stage)
             return
         before = self.meter.running(phase)
+        # The meter looks at the clock first, then reads, which takes long on a busy machine. The
+        # stage before ends where the phase begins, so that the stages of a phase add up to it.
+        begun_s = time.monotonic()
         self.meter.enter(phase)
         self._leave_wait_out()
         self._waited_s = 0.0
         self.phase, self._dated_by = phase, None
-        # On a busy machine the phase has lasted for a while by now. The stage before it ended where
-        # the phase began, so that the stages of a phase add up to it.
         self._counted_from = self.meter.running(phase)
-        begun_s = time.monotonic() - (self._counted_from.duration_s - before.duration_s)
         spent = [self.meter.running(each) for each in TRIAL_PHASES if each is not phase]
         spent += [before] if phase in TRIAL_PHASES else []
         self._begin(stage or self.usual(phase), begun_s, spent)

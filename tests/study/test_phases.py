@@ -6,6 +6,7 @@ import time
 import pytest
 
 from carbonopt.core.trial import Phase, Stage
+from carbonopt.energy.meter_reading import Reading
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.study.phases import TrialPhases
 
@@ -32,26 +33,44 @@ def test_a_stage_too_short_for_a_reading_has_its_share_of_the_next_one() -> None
     assert math.fsum(stage["energy_kwh"] for stage in phases.stages.values()) == pytest.approx(9e-6)
 
 
-class SlowToChange(ReplayMeter):
-    """A phase has lasted 0.2 s, with 1 kWh, before the trial's processes hear of it."""
+class SlowMeter(ReplayMeter):
+    """Looks at the clock, then takes longer for each reading; the open phase counts that later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s, self._takes_s = 100.0, 0.0
+
+    def _read(self, phase: Phase) -> None:
+        self._takes_s += 0.1
+        self.advance(phase, 1.0, self._takes_s)
+        self.now_s += self._takes_s
 
     def enter(self, phase: Phase) -> None:
         super().enter(phase)
-        self.advance(phase, 1.0, 0.2)
+        self._read(phase)
+
+    def running(self, phase: Phase) -> Reading:
+        reading = super().running(phase)
+        if phase is self._phase:
+            self._read(phase)
+        return reading
 
 
-def test_stages_add_up_to_their_phases_however_long_a_change_takes() -> None:
-    meter = SlowToChange()
+def test_stages_add_up_to_their_phases_however_long_a_reading_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = SlowMeter()
+    monkeypatch.setattr(time, "monotonic", lambda: meter.now_s)
     meter.enter(Phase.SETUP)
     phases = TrialPhases(meter)
     for phase in (Phase.TRAIN, Phase.EVAL, Phase.TRAIN, Phase.EVAL, Phase.SETUP, Phase.GAP):
         phases.enter(phase)
-    kwh = {stage: cost["energy_kwh"] for stage, cost in phases.stages.items()}
-    assert kwh == {
-        Stage.IMPORTS: 1.0,
-        Stage.COMPILE: 2.0,
-        Stage.EVALUATION: 2.0,
-        Stage.TEARDOWN: 1.0,
+    duration_s = {stage: cost["duration_s"] for stage, cost in phases.stages.items()}
+    assert duration_s == {
+        Stage.IMPORTS: pytest.approx(0.3),
+        Stage.COMPILE: pytest.approx(meter.running(Phase.TRAIN).duration_s),
+        Stage.EVALUATION: pytest.approx(meter.running(Phase.EVAL).duration_s),
+        Stage.TEARDOWN: pytest.approx(meter.running(Phase.SETUP).duration_s - 0.3),
     }
 
 
