@@ -267,7 +267,7 @@ def test_multi_fidelity_rivals_try_each_recorded_run_once(
     import rivals
 
     if rivals.missing([name]) is not None:
-        pytest.skip(f"{needed} isn't there")
+        pytest.skip(f"needs {needed}, a rival of the benchmark")
     table = listed.Table(grown)
 
     def trials(seed: int) -> list[tuple[int, str, float]]:
@@ -289,7 +289,12 @@ def test_multi_fidelity_rivals_try_each_recorded_run_once(
         "random",
         pytest.param(
             "qlognehvi",
-            marks=[pytest.mark.slow, pytest.mark.skipif(lacks("botorch"), reason="no botorch")],
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    lacks("botorch"), reason="needs botorch, a rival of the benchmark"
+                ),
+            ],
         ),
     ],
 )
