@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from shipped_studies import shipped_studies
 
 from carbonopt.carbon.intensity import reference_intensity
 from carbonopt.cli.check_text import describe_study
@@ -15,7 +16,7 @@ from carbonopt.study.study_file import PipelineFile, load_study
 from carbonopt.train.optim.deepspeed_keys import check_deepspeed_keys
 
 ROOT = Path(__file__).parent.parent
-STUDIES = sorted((ROOT / "studies").glob("*.yaml"))
+STUDIES = sorted(path for path in shipped_studies() if path.parent.name == "studies")
 PIECES = sorted(
     path for path in (ROOT / "configs").glob("*/*.yaml") if path.parent.name != "kubernetes"
 )

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from commands import within
 from jsonschema import Draft7Validator
+from shipped_studies import shipped_studies
 from test_docs import Block, blocks, laid_over
 
 from carbonopt.core.dimensions import DIMENSION_NAMES
@@ -27,7 +28,7 @@ from carbonopt.study.yaml_file import read_yaml
 from carbonopt.train.tasks.task import TASKS, task_class
 
 ROOT = Path(__file__).parents[2]
-STUDIES = sorted((ROOT / "studies").rglob("*.yaml"))
+STUDIES = sorted(shipped_studies())
 FILES = [*STUDIES, *sorted((ROOT / "docs" / "examples").glob("*.yaml"))]
 SCHEMA = ROOT / "studies" / "study.schema.json"
 VALIDATOR = Draft7Validator(study_schema())
