@@ -430,6 +430,19 @@ def test_what_was_stopped_for_the_own_target_may_be_better_at_another():
     assert "stopped_for_own_target" not in caveats_of(data)
 
 
+def test_a_target_that_rules_nothing_out_is_named_where_the_quality_suffers() -> None:
+    """Trial 0 is the cheaper one; the most accurate one is the baseline."""
+    key = "target_decided_nothing"
+    numbers = numbers_of(study(trial(0, perplexity=5.5), trial(1, 2e-3, 4.0)), key)
+    assert (numbers["value"], numbers["base"]) == (5.5, 4.0)
+    assert numbers["worse"] == pytest.approx(0.375)
+    for others in (
+        [trial(1, 2e-3, 5.4)],  # hardly better
+        [trial(1, 2e-3, 4.0), trial(2, 3e-3, 6.5)],  # one misses the target
+    ):
+        assert key not in caveats_of(study(trial(0, perplexity=5.5), *others))
+
+
 def test_repeats_are_no_other_configurations():
     repeats = [
         trial(number, repeat_of=0, seed=number, params={"learning_rate": 1e-3}) for number in (2, 3)

@@ -10,7 +10,7 @@ from typing import Any
 from carbonopt.analysis.comparison import Comparison
 from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.core import format as fmt
-from carbonopt.core.trial import FEWEST_READINGS, READINGS_APART_S
+from carbonopt.core.trial import FEWEST_READINGS, READINGS_APART_S, TrialState
 from carbonopt.report.caveats import range_text
 from carbonopt.report.document import (
     MISSING,
@@ -32,6 +32,9 @@ from carbonopt.report.summary import is_within_noise, possible_reversal
 # _TOLERATED is not reported.
 _MOST_OF_A_DEGREE = 0.004
 _TOLERATED = 0.005
+# Share by which a quality is called much worse than the baseline's: repeats with other seeds differ
+# by far less.
+_MUCH_WORSE = 0.1
 
 
 def section(study: StudyView) -> Section | None:
@@ -195,6 +198,18 @@ def _configuration(study: StudyView) -> Table | None:
     return table("configuration", "Configuration", rows, columns, paper="configuration")
 
 
+def _target_decided_nothing(study: StudyView, base: Baseline) -> Iterator[Caveat]:
+    """Yield that a saving is bought by a quality that a target should have refused."""
+    rec, quality = study.recommendation, study.quality
+    complete = [record for record in study.data.records if record.state is TrialState.COMPLETE]
+    if rec.value is None or not all(record.meets(rec.target) for record in complete):
+        return
+    worse = quality.worse_by(rec.value, base.value)
+    if _MUCH_WORSE <= worse < math.inf:
+        numbers = {"value": rec.value, "worse": worse, "base": base.value}
+        yield study.caveat("target_decided_nothing", quality=quality.name, **numbers)
+
+
 def caveats(study: StudyView) -> Iterator[Caveat]:
     rec, comparison = study.recommendation, study.comparison
     equal = possible_reversal(comparison)
@@ -202,6 +217,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         return
     if not rec.baseline.meets_target:
         yield study.caveat("baseline_misses_target", trial=rec.baseline.trial)
+    yield from _target_decided_nothing(study, rec.baseline)
     if rec.saving_interval is not None and is_within_noise(rec.saving_interval):
         yield study.caveat(
             "saving_within_noise", lowest=rec.saving_interval[0], highest=rec.saving_interval[1]
