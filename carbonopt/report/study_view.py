@@ -31,7 +31,7 @@ from carbonopt.analysis.stages import amortisation, counts_whole_processes, stag
 from carbonopt.analysis.training_work import training_work
 from carbonopt.analysis.waiting import waiting
 from carbonopt.carbon.intensity import countries
-from carbonopt.core.dimensions import DIMENSIONS, TrialParams
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import Quality
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Scalar
@@ -60,12 +60,7 @@ class StudyView:
         )
         self.__dict__ |= results
 
-    # Dimensions that the study varies; a user's own ones are always named.
-    varied = cached_property(
-        lambda self: tuple(
-            name for name in self.data.config.search.space.free() if name in DIMENSIONS
-        )
-    )
+    varied = cached_property(lambda self: self.data.varied)
     recommendation = cached_property(lambda self: recommend(self.data, self.target))
     recommendation_by_target = cached_property(lambda self: recommendation_by_target(self.data))
     knee = cached_property(lambda self: knee(by_means(self.data.records)))

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from carbonopt.core.dimensions import DIMENSIONS
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.units import emissions_kg_co2e
@@ -304,6 +305,11 @@ class StudyData(Frozen):
         return emissions_kg_co2e(
             energy_kwh, self.provenance.intensity.g_co2e_per_kwh, self.config.carbon.pue
         )
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The dimensions that the study varies, without a user's own ones."""
+        return tuple(name for name in self.config.search.space.free() if name in DIMENSIONS)
 
     @property
     def run_counts(self) -> tuple[int, int, int, int]:
