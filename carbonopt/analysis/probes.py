@@ -1,7 +1,6 @@
 """Measurements of probes.
 
-A probe runs a few steps with settings that leave the quality alone, or compiles what a trial would
-compile.
+A probe runs a few steps to measure what they take, or compiles what a trial would compile.
 """
 
 from carbonopt.core.dimensions import TrialParams, affecting

@@ -28,6 +28,7 @@ _LABEL, _INDENT = "  memory      ", " " * 14
 # whether the study fits.
 _SHOWN_GPUS = 8
 _TOO_MUCH = "*"
+_USABLE = fmt.percent_text(USABLE_SHARE)
 _NONE = "–"  # where no such configuration can exist
 _ALWAYS_SHOWN = ("zero_stage", "offload")
 _COLUMNS = ("world_size", "micro_batch_size_per_gpu")  # settings with columns of their own
@@ -168,7 +169,7 @@ def _table(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float | None) ->
     if any(_NONE in row for row in rows):
         yield f"{_INDENT}{_NONE}: no global batch is a multiple of micro batch × GPUs"
     if any(cell.endswith(_TOO_MUCH) for row in rows for cell in row):
-        yield f"{_INDENT}{_TOO_MUCH}: does not fit"
+        yield f"{_INDENT}{_TOO_MUCH}: over {_USABLE} of a GPU's memory, which counts as not fitting"
 
 
 def _setting(need: MemoryNeed, name: str) -> str:
@@ -191,13 +192,12 @@ def _answers(by_gpus: ByGpus, space: SearchSpace, gpu_memory_gib: float) -> Iter
     how_many = "all" if len(fitting) == len(own) else "none" if not fitting else f"{len(fitting)}"
     gpus = fmt.count_text(space.world_size, "GPU")
     of_them = (
-        f"{how_many} of {fmt.count_text(len(own), 'combination')}"
+        f"{how_many} of {fmt.count_text(len(own), 'estimated combination')}"
         if len(own) > 1
         else f"{how_many} of it"
     )
-    usable = f"{100 * USABLE_SHARE:.0f} % of its memory"
     if own:
-        yield f"fits on {gpus}: {of_them}, counted as fitting up to {usable}"
+        yield f"fits on {gpus}: {of_them}, counted as fitting up to {_USABLE} of its memory"
     enough = next(
         (n for n, needs in by_gpus.items() if any(need.fits(gpu_memory_gib) for need in needs)),
         None,

@@ -26,7 +26,7 @@ def section(study: StudyView) -> Section | None:
     ]
     note = (
         f"{fmt.count_text(len(rows), 'probe')} took {fmt.percent_text(probes.spent_share)} of the"
-        " study's energy. They measure settings that leave the quality alone, so that trials begin"
+        " study's energy. They measure what a step of other settings takes, so that trials begin"
         " with the cheapest ones known; and they compile what a trial needs, so that no trial pays"
         " for being the first: that is in the first step's excess."
     )
