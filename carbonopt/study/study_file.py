@@ -243,7 +243,11 @@ def parse_study(raw: dict[str, Any], origin: str | Callable[[Sequence[Any]], str
     except ValidationError as error:
         unnamed = (*LAUNCHES, "Choices", "Range", "Fixed")
         refusal = first_refusal(error, partial(_known_keys, raw=raw), unnamed)
-        raise BadInput(f"{place(refusal.keys)}: {refusal.text}") from error
+        text, misplaced = refusal.text, refusal.keys and refusal.keys[-1] in DIMENSION_NAMES
+        if misplaced and text.startswith("unknown key"):
+            where = ".".join(map(str, refusal.keys))
+            text = f"unknown key {where}; it is a dimension: give it in search.space."
+        raise BadInput(f"{place(refusal.keys)}: {text}") from error
 
 
 def _checked_workload(raw: dict[str, Any]) -> dict[str, Any]:
@@ -286,7 +290,9 @@ def _with_space(raw: dict[str, Any]) -> dict[str, Any]:
         return {**raw, "search": {**raw["search"], "space": left_out | space}}
     for name in space:
         if name not in DIMENSION_NAMES:
-            unknown = f"unknown key search.space.{name}; {hint(str(name), DIMENSION_NAMES)}"
+            is_of_workload = isinstance(workload, dict) and name in _settings(workload).model_fields
+            advice = "give it in workload." if is_of_workload else hint(str(name), DIMENSION_NAMES)
+            unknown = f"unknown key search.space.{name}; {advice}"
             raise BadInput(unknown, keys=("search", "space", str(name)))
         tasks = DIMENSIONS[name].tasks
         if task is not None and tasks and task not in tasks and space[name] is not None:

@@ -99,6 +99,8 @@ def test_decimal_points_without_digits_beside_them_are_read(
         ("serach", {}, ["unknown key serach", "search"]),
         ("workload.model.from_confg", {}, ["unknown key workload.model.from_confg"]),
         ("launch.gpu", [0], ["unknown key launch.gpu", "gpus"]),
+        ("workload.dropout", 0.1, ["unknown key workload.dropout", "search.space"]),
+        ("search.space.evaluations", 4, ["unknown key search.space.evaluations", "in workload"]),
         ("target.perplexity", 0, ["target.perplexity", "greater than or equal to 1", "0"]),
         ("target.perplexity", -1.5, ["target.perplexity", "-1.5"]),
         ("target.perplexity", "low", ["target.perplexity", "'low'"]),
