@@ -2,8 +2,8 @@
 
     python studies/random_model.py MODEL FOLDER
 
-A random model computes as a trained one does: a step takes the same time, memory and energy. What
-it learns says nothing. The weights are in bfloat16: 2.6 GB for opt-1.3b, 1.5 GB for t5-large, 13 GB
+A random model computes the same operations as a trained one, in the same time and memory. What it
+learns says nothing. The weights are in bfloat16: 2.6 GB for opt-1.3b, 1.5 GB for t5-large, 13 GB
 for llama-7b.
 """
 
