@@ -392,9 +392,14 @@ def _most_promising(
 def _saving_is_precise(
     winner: Configuration | None, evidence: Evidence, start: Configuration | None
 ) -> bool:
-    """Return whether the winner's saving against the start is known well enough."""
+    """Return whether the winner's saving against the start is known well enough.
+
+    So it is where the start misses the target: that saving compares two different qualities.
+    """
     if winner is None or start is None or winner is start:
         return True  # there is no saving to know
+    if evidence.standing(start) is Standing.REJECTED:
+        return True
     spread, interval = evidence.emissions_spread, evidence.saving_interval(winner, start)
     if spread is None or spread.freedom < _LEAST_FREEDOM or interval is None:
         return False
