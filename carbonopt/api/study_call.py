@@ -184,7 +184,7 @@ class _SlotCall:
     ) -> Session:
         def before_measuring() -> None:
             held.keep()
-            interrupted.store_first()
+            interrupted.let_signals_wait()
 
         return Session(
             self.checked,

@@ -35,7 +35,7 @@ class CounterSnapshot(NamedTuple):
 
     at_s: float
     counters_j: tuple[float, ...]  # each GPU's energy up to its counter's last tick
-    gpus_j: tuple[float, ...]  # each GPU's energy as it is divided among windows
+    gpus_j: tuple[float, ...]  # the same, never below what closed windows were given
     host: HostUse
     codecarbon_gpu_kwh: float
     codecarbon_cpu_kwh: float  # the whole machine's CPU energy, as CodeCarbon counts it
@@ -205,7 +205,7 @@ class MachineMeter(EnergyWindows):
         if self._phase is None:
             return
         self._refuse_silence()
-        # The last window ends at the counters' last tick, as the outer reading does.
+        # The outer counters are read up to their last tick, so that the last window ends there.
         self._credited_j = self._latest.gpus_j if with_outer else self._edges_j()
         self._latest = self._latest._replace(gpus_j=self._credited_j)
         for phase, part in self._window().items():

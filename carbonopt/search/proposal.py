@@ -61,9 +61,9 @@ class Proposal:
     """The next trial. Costs are in the study's unit."""
 
     index: int  # position among the candidates
-    # These two are about the candidate that saves most for what it costs to try: that cost, and its
-    # expected saving in one later run of the recommendation if the search ends after its trial.
-    # While nothing meets the target, the saving is infinite, and the candidate is the proposed one.
+    # The cost and the expected saving of the candidate that saves most for what it costs to try.
+    # The saving is that of one later run of the recommendation, if the search ends after this
+    # trial. While nothing meets the target, it is infinite, and the candidate is the proposed one.
     expected_cost: float
     expected_gain: float
     # probability that it is the cheapest candidate that meets the target; equally cheap ones share
@@ -126,8 +126,7 @@ class _Curves:
         """Draw the final losses jointly, (curves, DRAWS); infinite where the training fails."""
         drawn = knowledge.curves.sample(self.rows, DRAWS, rng, means=by_mean)
         losses = self.mean[:, None] + knowledge.calibration * (drawn - self.mean[:, None])
-        # One draw for all candidates: one that is less likely to learn does so only where all
-        # likelier ones do.
+        # All share one random number in a draw: if a candidate learns, so does each likelier one.
         learnt = self.learns.max() * rng.random(DRAWS) < self.learns[:, None]
         return np.where(learnt, losses, np.inf)
 
@@ -314,7 +313,9 @@ def _drawn_costs(
 
 
 def _how_often_closest(losses: Array, shown: Mask, costs: Array, which: Indices) -> Array:
-    """Count the draws in which each candidate is the cheapest with the lowest loss, (candidates,).
+    """Count the draws in which each candidate has the lowest loss, (candidates,).
+
+    Of several with the same loss the cheapest counts.
 
     Where no draw meets the target, there is most to learn from these candidates.
 

@@ -79,7 +79,7 @@ def _run_leased(database: ReconnectingStorage, session: Session, lease: Lease) -
     inputs = input_files(checked.config)
     waits_for_leader = _waits_for_leader(session)
     if waits_for_leader:
-        # The energy of its devices is the study's from here on, also while it waits.
+        # From here on its devices' energy counts for the study, even while it waits.
         account = _begin_engine(session, inputs, lease.worker.id, prepares=False)
         with account.stored_if_it_ends(early):
             if session.local_worker is not None:

@@ -18,7 +18,7 @@ class StopRequest:
     """The user's request, by Ctrl-C, SIGTERM or SIGHUP, that a command ends.
 
     The command calls it to find out, and ends cleanly. A second Ctrl-C ends the command at once,
-    unless there are measurements to store (see `store_first`).
+    unless there are measurements to store (see `let_signals_wait`).
 
     Args:
         asked: Returns True if the user asked for the end in another way than by a signal.
@@ -34,7 +34,7 @@ class StopRequest:
     def __call__(self) -> bool:
         return self._requested_at_s is not None or self._asked()
 
-    def store_first(self) -> None:
+    def let_signals_wait(self) -> None:
         """Let no further Ctrl-C end the command for TIME_TO_STORE_S after the first signal.
 
         It is called when the command has measurements to store. An exception at any line would lose

@@ -200,8 +200,8 @@ class TrialLoop:
         Args:
             act: what to do with the study as it is now, with the trials of dead workers put back.
                 It is done again from its beginning if the turn was lost with the connection.
-            runs: whether this worker runs a trial. If it doesn't, what it has begun in a turn that
-                was lost is put back, too.
+            runs: whether this worker runs a trial, which is left alone. If not, a trial that it
+                began in a turn that was lost is put back, as dead workers' are.
         """
         self._stop_if_interrupted()
         own = frozenset() if runs else {self.lease.worker.id}

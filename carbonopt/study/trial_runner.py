@@ -42,7 +42,7 @@ class TrialRunner:
     account: SessionAccount
     budget: StudyBudget
     # Energy of the whole study so far but for the trial or probe that runs here, as last looked up.
-    _but_running_kwh: float = 0.0
+    _spent_elsewhere_kwh: float = 0.0
 
     def __post_init__(self) -> None:
         self._engine = self.session.checked.engine
@@ -75,7 +75,7 @@ class TrialRunner:
             observer.trial_started(spec, record.started_at)
         log = self.session.paths.trial_log(spec.number, spec.attempt)
         inherited = inherited_files(spec, seen.data)
-        self._but_running_kwh = seen.data.spent_kwh()
+        self._spent_elsewhere_kwh = seen.data.spent_kwh()
         rules = self._trial_rules(seen, spec, plan)
         store = partial(self._store_trial, optuna_trial)
         saves = self._saves(optuna_trial, spec, seen)
@@ -160,7 +160,7 @@ class TrialRunner:
             with without_waiting():
                 store(record)
 
-        self._but_running_kwh = before.spent_kwh()
+        self._spent_elsewhere_kwh = before.spent_kwh()
         log = self.session.paths.probe_log(spec.number)
         record = self._watched(spec, record, log, self._rules(), [], store_meanwhile)
         store(record)
@@ -245,7 +245,7 @@ class TrialRunner:
             # The record of a trial that goes on from a checkpoint has more: earlier attempts'.
             own_kwh = self._running_kwh
             spent_kwh = self.storage.snapshot(self.lease.living).data.spent_kwh()
-            self._but_running_kwh = spent_kwh - own_kwh
+            self._spent_elsewhere_kwh = spent_kwh - own_kwh
 
     def _trial_rules(self, seen: Snapshot, spec: TrialSpec, plan: "TrialPlan") -> Rules:
         """Return the rules that may end this trial, with its cap."""
@@ -267,7 +267,9 @@ class TrialRunner:
         """Return the rules that may end any run, a probe as well as a trial, and a trial's own."""
 
         def budget_spent() -> bool:
-            return self.budget.limit_reached(self._but_running_kwh + self._running_kwh) is not None
+            return (
+                self.budget.limit_reached(self._spent_elsewhere_kwh + self._running_kwh) is not None
+            )
 
         launch = self.session.checked.config.launch
         return Rules(

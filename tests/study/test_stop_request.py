@@ -44,13 +44,13 @@ def test_a_second_ctrl_c_leaves_time_to_store_what_was_measured(
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     with interruptible() as wish:
-        wish.store_first()
+        wish.let_signals_wait()
         for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
             now_s += stop_request.TIME_TO_STORE_S / 4 - 0.1
             assert wish()
     with pytest.raises(StudyInterrupted), interruptible() as wish:
-        wish.store_first()
+        wish.let_signals_wait()
         os.kill(os.getpid(), signal.SIGINT)
         now_s += stop_request.TIME_TO_STORE_S
         os.kill(os.getpid(), signal.SIGTERM)  # a scheduler may repeat it

@@ -24,11 +24,11 @@ from carbonopt.study.trackers.trackio_tracker import TrackioTracker
 from carbonopt.study.trackers.wandb_tracker import WandbTracker, has_wandb_key
 
 _QUEUE_SIZE = 1000  # messages; a trial has about ten
-# The study's end waits so long for a tracker that does nothing more.
+# Time that the study's end waits for a tracker that makes no progress.
 _CLOSE_S = 5.0
-# The same in a command that had nothing left to run: to send what trackers lack is its purpose.
+# The same in a command that runs nothing, but sends what trackers lack.
 _CATCH_UP_S = 60.0
-# It waits so long for the trackers' imports, which no server can delay.
+# Time that it waits for the trackers' imports, which no server can delay.
 _OPEN_S = 30.0
 _LONGEST_REASON = 300  # characters; a server may answer with a page
 # Trackers that are sent at the next command what an earlier one could not send.
