@@ -130,6 +130,9 @@ def test_gpus_that_a_trial_leaves_idle_have_no_part_in_its_utilisation():
 
     assert utilisation(1) == utilisation(2) == utilisation(4)
     assert utilisation(1, "NVIDIA H200 NVL") == pytest.approx(utilisation(1) * 989.4 / 835.5)
+    experts = PREPARED.model_copy(update={"has_experts": True})
+    data = data.model_copy(update={"prepared": experts})
+    assert utilisation(1) is None  # how many of the parameters a token meets is not known
 
 
 def test_a_study_that_tells_no_stages_has_no_tables_of_them():
