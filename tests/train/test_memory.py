@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from memory_specs import memory_spec
 from transformers import AutoModelForCausalLM, GPT2Config
 from trial_processes import start
 
@@ -108,6 +109,43 @@ def test_settings_that_need_torchao_leave_an_estimate_for_the_others(monkeypatch
     assert "carbonopt[float8]" in str(found.left_out)
     with pytest.raises(BadInput, match=r"carbonopt\[float8\]"):
         memory_of(WORKLOAD, **settings, float8="rowwise")
+
+
+def test_settings_that_the_model_lacks_leave_an_estimate_for_the_others() -> None:
+    """No layer of this model is large enough for float8 by rows; all reasons are said."""
+    model = {
+        "model_type": "t5",
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_heads": 4,
+        "num_layers": 1,
+    }
+    found = expected_memory(
+        memory_spec(
+            "seq2seq",
+            model,
+            torch_compile=True,
+            float8={"choices": ["none", "rowwise"]},
+            gradient_checkpointing={"choices": [False, True]},
+        )
+    )
+    (profile,) = found.profiles
+    assert (profile.settings["float8"], profile.settings["gradient_checkpointing"]) == (
+        "none",
+        False,
+    )
+    left_out = str(found.left_out).split("; ")
+    assert len(left_out) == 2
+    assert "torch_compile with gradient_checkpointing" in left_out
+    assert any("rowwise" in each for each in left_out)
+
+
+def test_adapters_that_the_model_lacks_leave_an_estimate_without() -> None:
+    model = {"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 1}
+    found = expected_memory(memory_spec("causal_lm", model, lora_rank={"choices": [0, 4]}))
+    assert [profile.settings["lora_rank"] for profile in found.profiles] == [0]
+    assert "lora_rank: 4" in str(found.left_out)
 
 
 @pytest.mark.parametrize(

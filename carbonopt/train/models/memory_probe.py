@@ -59,6 +59,8 @@ _UNRUNNABLE = (
     ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError,
     AssertionError, ImportError, ZeroDivisionError,
 )  # fmt: skip
+# Dimensions whose values some models can't be made with.
+_MAKING = ("attention_implementation", "output_layer", "float8", "lora_rank")
 
 
 def _attention(
@@ -214,9 +216,10 @@ def model_memory(
     given["overlapped"] = "overlap_comm"
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
-    obstacles = [(settings, _obstacle(task, settings)) for settings in _settings(space)]
-    known = [settings for settings, obstacle in obstacles if obstacle is None]
-    left_out = "; ".join(dict.fromkeys(filter(None, (obstacle for _, obstacle in obstacles))))
+    obstacles = _Obstacles(task, config)
+    met = [(settings, obstacles.of(settings)) for settings in _settings(space)]
+    known = [settings for settings, in_the_way in met if not in_the_way]
+    left_out = "; ".join(dict.fromkeys(each for _, in_the_way in met for each in in_the_way))
     if not known:
         raise BadInput(left_out)
     sizes = _micro_batches(space, world_size)
@@ -298,15 +301,46 @@ def _settings(space: Space) -> Iterator[dict[str, Scalar | None]]:
             yield settings
 
 
-def _obstacle(task: TrainerTask, settings: dict[str, Scalar | None]) -> str | None:
-    """Return why these settings have no estimate, in words; None if they have one."""
-    in_float8 = settings["float8"] not in (None, "none")
-    if in_float8 and find_spec("torchao") is None:
-        return "float8, which needs torchao; type: pip install 'carbonopt[float8]'"
-    if _compiles(task, settings) and _setting(task, settings, "gradient_checkpointing"):
-        # How the compiler divides a checkpointed layer can't be followed.
-        return "torch_compile with gradient_checkpointing"
-    return None
+class _Obstacles:
+    """Tells why settings of a model have no estimate."""
+
+    def __init__(self, task: TrainerTask, config: PreTrainedConfig) -> None:
+        self._task, self._config = task, config
+        self._lacking: dict[tuple[str, Scalar | None], str | None] = {}
+
+    def of(self, settings: Settings) -> list[str]:
+        """Return why these settings have no estimate, in words; empty if they have one."""
+        found = [self._lack(name, settings[name]) for name in _MAKING]
+        in_the_way = [each for each in found if each is not None]
+        if _compiles(self._task, settings) and _setting(
+            self._task, settings, "gradient_checkpointing"
+        ):
+            # How the compiler divides a checkpointed layer can't be followed.
+            in_the_way.append("torch_compile with gradient_checkpointing")
+        return in_the_way
+
+    def _lack(self, name: str, value: Scalar | None) -> str | None:
+        """Return why the model can't be made with one setting; None if it can."""
+        if value in (None, 0, "none", "standard"):
+            return None
+        if (name, value) not in self._lacking:
+            self._lacking[name, value] = self._lack_of(name, value)
+        return self._lacking[name, value]
+
+    def _lack_of(self, name: str, value: Scalar | None) -> str | None:
+        if name == "float8" and find_spec("torchao") is None:
+            return "float8, which needs torchao; type: pip install 'carbonopt[float8]'"
+        error = self._error_of_making({name: value})
+        if error is None or self._error_of_making({}) is not None:  # the setting isn't the reason
+            return None
+        return f"{name}: {value}, which {self._config.model_type} can't have ({reason(error)})"
+
+    def _error_of_making(self, settings: Settings) -> Exception | None:
+        try:
+            _model(self._task, self._config, dict.fromkeys(PROFILED) | settings)
+        except _UNRUNNABLE as error:
+            return error
+        return None
 
 
 def _micro_batches(space: Space, world_size: int) -> tuple[int, ...]:
