@@ -148,6 +148,53 @@ def test_adapters_that_the_model_lacks_leave_an_estimate_without() -> None:
     assert "lora_rank: 4" in str(found.left_out)
 
 
+@pytest.mark.parametrize("attention", [None, "sdpa", "eager", "varlen"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_heads_that_attention_can_not_have_get_no_estimate(attention, precision) -> None:
+    model = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 5,
+    }
+    space = {"precision": precision, "micro_batch_size_per_gpu": 2}
+    if attention is not None:
+        space["attention_implementation"] = attention
+    if attention == "varlen":  # a window needs varlen's own kernel
+        model |= {"model_type": "mistral", "sliding_window": 4}
+    with pytest.raises(BadInput, match="can't be run without numbers"):
+        expected_memory(memory_spec("causal_lm", model, **space))
+    model["num_key_value_heads"] = 4
+    assert expected_memory(memory_spec("causal_lm", model, **space)).profiles
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "mask", "grouped"),
+    [
+        ((2, 8, 5, 16), (2, 8, 5, 16), None, False),
+        ((2, 8, 5, 16), (2, 4, 7, 16), (2, 1, 5, 7), True),
+        ((2, 8, 5, 16), (2, 5, 5, 16), None, True),
+        ((2, 8, 5, 16), (2, 5, 5, 16), None, False),
+        ((2, 8, 5, 16), (2, 8, 5, 8), None, False),
+        ((2, 8, 5, 16), (2, 8, 7, 16), (2, 1, 5, 5), False),
+        ((2, 8, 5, 16), (3, 8, 5, 16), None, False),
+    ],
+)
+def test_the_stand_in_for_attention_takes_the_shapes_of_the_real_one(query, key, mask, grouped):
+    def shape_of(attention, device: str) -> tuple | None:
+        tensors = [torch.rand(shape, device=device) for shape in (query, key, key)]
+        masked = None if mask is None else torch.zeros(mask, device=device)
+        try:
+            return tuple(attention(*tensors, attn_mask=masked, enable_gqa=grouped).shape)
+        except RuntimeError:
+            return None
+
+    real = shape_of(torch.nn.functional.scaled_dot_product_attention, "cpu")
+    assert shape_of(memory_probe._attention, "meta") == real
+
+
 @pytest.mark.parametrize(
     ("arguments", "states", "in_step"),
     [

@@ -74,12 +74,14 @@ def _attention(
     them. Flash attention takes half precision without a mask; the memory-efficient kernel takes
     anything but a mask whose last dimension is not contiguous. A boolean mask becomes one that is
     added.
+
+    Raises:
+        RuntimeError: The real one can't have tensors of these shapes.
     """
+    _check_shapes(query, key, value, attn_mask, enable_gqa)
     operations = torch.ops.aten
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
-    if attn_mask is not None and attn_mask.stride(-1) != 1:
-        return _unfused_attention(query, key, value, attn_mask, dropout_p, scale)
     if attn_mask is None and query.dtype in _HALF.values():
         flash = operations._scaled_dot_product_flash_attention
         out: torch.Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
@@ -87,9 +89,34 @@ def _attention(
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if attn_mask is not None and attn_mask.stride(-1) != 1:
+        return _unfused_attention(query, key, value, attn_mask, dropout_p, scale)
     efficient = operations._scaled_dot_product_efficient_attention
     attended = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)
     return attended[0]  # type: ignore[no-any-return]
+
+
+def _check_shapes(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> None:
+    """Raise RuntimeError for shapes that attention can't have; kernels without numbers take any."""
+    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+    batches = [shape[:-2] for shape in shapes]
+    if enable_gqa:
+        heads, *others = (batch[-1] for batch in batches)
+        if others[0] != others[1] or heads % others[0]:
+            raise RuntimeError(f"{heads} query heads can't share {others[0]} key and value heads")
+        batches = [batch[:-1] for batch in batches]
+    try:
+        torch.broadcast_shapes(*batches)
+        scores = (*batches[0], *shapes[0][len(batches[0]) : -1], shapes[1][-2])
+        if mask is not None:
+            torch.broadcast_shapes(mask.shape, scores)
+        fit = shapes[0][-1] == shapes[1][-1] and shapes[1][-2] == shapes[2][-2]
+    except RuntimeError:
+        fit = False
+    if not fit:
+        raise RuntimeError(f"attention can't have query, key and value of the shapes {shapes}")
 
 
 def _unfused_attention(
