@@ -120,7 +120,7 @@ def _prepare_in(folder: PreparedFolder, task: TrainingTask, spec: PrepareSpec) -
             prepared = prepared.model_copy(update={"auto": auto})
             spec = _chosen(spec, prepared)
         if may_be(spec.space["zero_stage"], 3):
-            leaves = zero_leaves(task, config, folder)
+            leaves = zero_leaves(task, config, folder, spec.space["lora_rank"])
             prepared = prepared.model_copy(update={"zero_leaves": leaves})
     write_json(folder.workload, spec.workload)
     _load_ops(spec)

@@ -35,7 +35,7 @@ from carbonopt.spec.model_memory import (
     Moment,
 )
 from carbonopt.spec.prepared_folder import PreparedFolder
-from carbonopt.spec.space_settings import Range, Space, values_of
+from carbonopt.spec.space_settings import Space, ends_of, values_of
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.models import model as models
 from carbonopt.train.models.layer_extrapolation import by_layers, few_and_more
@@ -234,7 +234,7 @@ def model_memory(
         CarbonoptError: A fork died.
     """
     if (dropout := space["dropout"]) is not None:  # any value but 0 keeps a mask
-        config = models.with_dropout(config, max(map(float, _ends(dropout))))
+        config = models.with_dropout(config, max(map(float, ends_of(dropout))))
     zero = task.workload.deepspeed.get("zero_optimization", {})
     given = {
         "reduce_bucket_elements": "reduce_bucket_size",
@@ -321,7 +321,7 @@ def _settings(space: Space) -> Iterator[dict[str, Scalar | None]]:
 
     Those that can't exist are left out.
     """
-    values = [_ends(space[name]) or (None,) for name in PROFILED]
+    values = [ends_of(space[name]) or (None,) for name in PROFILED]
     for combination in itertools.product(*values):
         settings = dict(zip(PROFILED, combination, strict=True))
         if settings["torch_compile"] or settings["float8"] in (None, "none"):
@@ -376,20 +376,13 @@ def _micro_batches(space: Space, world_size: int) -> tuple[int, ...]:
     Where the space gives none, another number of GPUs has another size: these are then two, which
     tell what grows with the micro batch from what does not.
     """
-    if given := [int(size) for size in _ends(space["micro_batch_size_per_gpu"])]:
+    if given := [int(size) for size in ends_of(space["micro_batch_size_per_gpu"])]:
         return tuple(sorted({min(given), max(given)}))
-    sizes = [max(1, int(size) // world_size) for size in _ends(space["global_batch_size"])]
+    sizes = [max(1, int(size) // world_size) for size in ends_of(space["global_batch_size"])]
     smallest, largest = min(sizes), max(sizes)
     if smallest == largest:
         smallest, largest = max(1, smallest // 2), max(2, largest)
     return smallest, largest
-
-
-def _ends(domain: Any) -> tuple[Scalar, ...]:
-    """Return a range's ends, whole numbers as int, or all choices of another domain."""
-    if not isinstance(domain, Range):
-        return values_of(domain)
-    return tuple(int(end) if float(end).is_integer() else end for end in (domain.low, domain.last))
 
 
 class Probe:
