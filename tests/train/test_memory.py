@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from memory_specs import memory_spec
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 from trial_processes import start
 
 from carbonopt.analysis import gpu_memory as analysis
@@ -99,6 +99,55 @@ def test_the_model_without_numbers_keeps_what_the_model_with_numbers_keeps() -> 
         for hook in hooks:
             hook.remove()
         model.zero_grad(set_to_none=True)
+
+
+EXPERTS = {
+    "model_type": "mixtral",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "num_local_experts": 4,
+}
+
+
+def test_experts_without_numbers_keep_what_experts_with_numbers_keep() -> None:
+    spec = memory_spec(
+        "causal_lm",
+        EXPERTS,
+        precision="fp32",
+        micro_batch_size_per_gpu=2,
+        attention_implementation="eager",
+    )
+    (profile,) = expected_memory(spec).profiles
+    fields = dict(EXPERTS)
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    live = LiveMemory()
+    live.begin((*model.parameters(), *model.buffers()))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(live.gradient_is_made)
+    tokens = torch.zeros(2, 64, dtype=torch.int64)
+    with live:
+        token_nll(model(input_ids=tokens, use_cache=False).logits, tokens, "sum").backward()
+    assert profile.activations[0].moments == live.moments
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_experts_have_an_estimate_with_adapters_and_checkpoints(precision) -> None:
+    found = expected_memory(
+        memory_spec(
+            "causal_lm",
+            EXPERTS,
+            precision=precision,
+            micro_batch_size_per_gpu=2,
+            lora_rank={"choices": [0, 4]},
+            gradient_checkpointing={"choices": [False, True]},
+        )
+    )
+    assert len(found.profiles) == 4 and found.left_out is None
 
 
 def test_settings_that_need_torchao_leave_an_estimate_for_the_others(monkeypatch) -> None:

@@ -152,6 +152,16 @@ def test_leaves_are_named_as_each_model_of_the_space_names_them(chosen, ranks, l
         leaves(LLAMA, ranks=ranks, leaf_module=chosen)
 
 
+MIXTRAL = {"model_type": "mixtral", **SMALL, "num_key_value_heads": 2, "num_local_experts": 4}
+
+
+@pytest.mark.parametrize("ranks", [(0,), (4,), (0, 4)])
+@pytest.mark.parametrize("name", ["MixtralSparseMoeBlock", "MixtralExperts"])
+def test_experts_can_be_leaves(name, ranks) -> None:
+    found = leaves(MIXTRAL, ranks=ranks, leaf_module={"classes": [name]})
+    assert 4 * 3 * 32 * 64 <= found.largest_parameters < found.model_parameters
+
+
 def test_looking_for_leaves_draws_no_random_number() -> None:
     before = torch.get_rng_state()
     leaves(LLAMA)

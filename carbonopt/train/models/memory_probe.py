@@ -39,7 +39,7 @@ from carbonopt.spec.space_settings import Space, ends_of, values_of
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.models import model as models
 from carbonopt.train.models.layer_extrapolation import by_layers, few_and_more
-from carbonopt.train.models.live_memory import MOST_CPU_S, LiveMemory
+from carbonopt.train.models.live_memory import MOST_CPU_S, LiveMemory, no_autocast
 from carbonopt.train.models.memory_shares import Passes, Settings, Share, divided
 from carbonopt.train.optim import muon
 from carbonopt.train.speed.float8_layers import train_in_float8
@@ -205,7 +205,8 @@ def _as_on_a_gpu(compile_: Callable[..., Any] | None) -> Iterator[None]:
     try:
         for module, name, function in places:
             setattr(module, name, function)
-        yield
+        with no_autocast():
+            yield
     finally:
         for (module, name, _), function in zip(places, own, strict=True):
             setattr(module, name, function)

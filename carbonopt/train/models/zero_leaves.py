@@ -18,7 +18,7 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Domain, ends_of
 from carbonopt.spec.trial_spec import ZeroLeaves
 from carbonopt.train.failures import reason
-from carbonopt.train.models.live_memory import LiveMemory
+from carbonopt.train.models.live_memory import LiveMemory, no_autocast
 from carbonopt.train.models.model import random_model, with_lora
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
@@ -137,7 +137,10 @@ def _untrained(
             without_gradient.add(leaf)
 
     hooks = [leaf.register_forward_pre_hook(called) for leaf in calls]
-    with LiveMemory(task.masks_attention):  # it answers what models ask about their masks
+    with (
+        no_autocast(),
+        LiveMemory(task.masks_attention),
+    ):  # it answers what models ask about their masks
         task.largest_loss(model, 1, folder=folder)
     for hook in hooks:
         hook.remove()
