@@ -42,7 +42,7 @@ _PEAK_FLOPS = {
     "L40S": 362e12,
 }
 # 2 forward, 4 backward (Kaplan et al. 2020, arXiv 2001.08361); those of attention are left out.
-FLOP_PER_PARAMETER_AND_TOKEN = 6
+_FLOP_PER_PARAMETER_AND_TOKEN = 6
 _MOST = 0.5  # share of a training's energy that counts as most of it
 _ROUNDING = 1e-9  # relative difference by which two equal figures may differ
 
@@ -283,29 +283,40 @@ def _speed(record: TrialRecord, data: StudyData) -> Speed | None:
         first_step_excess_kwh=excess_kwh,
         first_step_excess_share=excess_kwh / training_kwh if training_kwh else 0.0,
         gpu_utilisation=record.gpu_utilisation,
-        flops_utilisation=_utilisation(
-            tokens_per_s, data.prepared.model_parameters, record.params, data
-        ),
+        flops_utilisation=_utilisation(tokens_per_s, record.params, data),
         kernels=record.kernels,
     )
 
 
-def _utilisation(
-    tokens_per_s: float | None, model_parameters: int | None, params: TrialParams, data: StudyData
-) -> float | None:
+def flop_per_token(params: TrialParams, data: StudyData) -> int | None:
+    """Return the model's FLOP of training on a token: 6 × parameters (arXiv 2001.08361).
+
+    The FLOP of attention and those of recomputed activations are left out. None: the parameters are
+    not known, a token meets only some of them (experts), or all but adapters are frozen, which
+    need no gradients.
+    """
+    prepared = data.prepared
+    if prepared is None or prepared.model_parameters is None:
+        return None
+    if prepared.has_experts or params.lora_rank:
+        return None
+    return _FLOP_PER_PARAMETER_AND_TOKEN * prepared.model_parameters
+
+
+def _utilisation(tokens_per_s: float | None, params: TrialParams, data: StudyData) -> float | None:
     """Return the model FLOP utilisation of Chowdhery et al. 2022 (arXiv 2204.02311).
 
     The FLOP of attention are left out.
     """
-    if tokens_per_s is None or model_parameters is None:
+    each = flop_per_token(params, data)
+    if tokens_per_s is None or each is None:
         return None
     gpus = data.provenance.hardware.gpus if data.provenance.hardware else ()
     gpus = gpus[: params.world_size]  # a trial may leave GPUs idle
     peaks = [next((peak for name, peak in _PEAK_FLOPS.items() if name in gpu), 0.0) for gpu in gpus]
-    # Frozen weights need no gradients, so that adapters have another number of FLOP.
-    if not peaks or 0 in peaks or params.precision not in ("bf16", "fp16") or params.lora_rank:
+    if not peaks or 0 in peaks or params.precision not in ("bf16", "fp16"):
         return None
-    return FLOP_PER_PARAMETER_AND_TOKEN * model_parameters * tokens_per_s / sum(peaks)
+    return each * tokens_per_s / sum(peaks)
 
 
 class _Line(NamedTuple):

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from carbonopt.analysis.footprint import known_sum
-from carbonopt.analysis.stages import FLOP_PER_PARAMETER_AND_TOKEN
+from carbonopt.analysis.stages import flop_per_token
 from carbonopt.core.trial import TrialRecord
 from carbonopt.core.values import Frozen
 from carbonopt.spec.study_data import SessionLedger, StudyData, union_s, wall_clock_s
@@ -97,17 +97,15 @@ def trained_tokens(data: StudyData, record: TrialRecord) -> int | None:
 def trained_flop(data: StudyData, record: TrialRecord) -> float | None:
     """Return the model's FLOP of a run: 6 × parameters × tokens (Kaplan et al., arXiv 2001.08361).
 
-    The FLOP of attention and those of recomputed activations are left out. None: the tokens or the
-    parameters are not known, the weights are frozen but for adapters, or the task does not pass
-    each token through each parameter.
+    None: the tokens or the FLOP of a token are not known, or the task passes a token through the
+    model more or less often than once forward and once backward.
     """
     workload, tokens = data.config.workload, trained_tokens(data, record)
-    parameters = data.prepared.model_parameters if data.prepared else None
-    # It passes each token forward and backward through each parameter once.
-    is_dense = workload is not None and workload.task == "causal_lm"
-    if tokens is None or parameters is None or not is_dense or record.params.lora_rank:
+    each = flop_per_token(record.params, data)
+    passes_once = workload is not None and workload.task == "causal_lm"
+    if tokens is None or each is None or not passes_once:
         return None
-    return float(FLOP_PER_PARAMETER_AND_TOKEN * parameters * tokens)
+    return float(each * tokens)
 
 
 def _launch_s(data: StudyData) -> float:

@@ -137,12 +137,20 @@ def _run(study: ExportedStudy) -> ComparedRun | None:
 def method(study: ExportedStudy) -> str:
     """Say in about 100 words how energy, FLOP and times were found."""
     data = study.data
-    flop = (
-        "FLOP are estimated as 6 × parameters × tokens, without attention and recomputation. "
-        if study.work.flop is not None
-        else "FLOP are not stated: the formula 6 × parameters × tokens does not hold here, or a"
-        " part of it is not known. "
-    )
+    if study.work.flop is not None:
+        flop = (
+            "FLOP are estimated as 6 × parameters × tokens, without attention and recomputation. "
+        )
+    elif data.prepared is not None and data.prepared.has_experts:
+        flop = (
+            "FLOP are not stated: a token meets only some of the model's experts, so that"
+            " 6 × parameters × tokens does not hold. "
+        )
+    else:
+        flop = (
+            "FLOP are not stated: the formula 6 × parameters × tokens does not hold here, or a part"
+            " of it is not known. "
+        )
     window = (
         "one whole process of the script"
         if counts_whole_processes(data)

@@ -151,6 +151,13 @@ def values_of(domain: Domain | None) -> tuple[Scalar, ...]:
     return (domain.value,) if isinstance(domain, Fixed) else getattr(domain, "choices", ())
 
 
+def ends_of(domain: Domain | None) -> tuple[Scalar, ...]:
+    """Return a range's ends, whole numbers as int, or all values of another domain."""
+    if not isinstance(domain, Range):
+        return values_of(domain)
+    return tuple(int(end) if float(end).is_integer() else end for end in (domain.low, domain.last))
+
+
 def may_be(domain: Domain | None, value: float) -> bool:
     """Return whether a domain has a number among its values."""
     if isinstance(domain, Range):

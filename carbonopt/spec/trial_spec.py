@@ -33,6 +33,8 @@ class Prepared(Frozen):
     sequence_length: int | None = None
     vocab_size: int | None = None
     model_parameters: int | None = None  # None: a script's model is not known
+    # whether the model has experts, of which a token meets only some; None: not known
+    has_experts: bool | None = None
     notes: tuple[str, ...] = ()  # sentences on the data: what was left out or cut
     versions: dict[str, str]  # versions of the packages that trials run on
     # batch size of evaluations, chosen to fit the GPU's memory; None: the study file or the micro

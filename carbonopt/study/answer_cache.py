@@ -37,9 +37,10 @@ class CachedAnswer:
 
     def __init__(self, about: About, question: str, places: Sequence[str]) -> None:
         self._file: Path | None = None
-        if all(is_folder(Path(place)) for place in places):
+        folder = cache_folder()  # relative for a user without a home
+        if folder.is_absolute() and all(is_folder(Path(place)) for place in places):
             digest = _digest(question, places, weights=about == "weights")
-            self._file = cache_folder() / "carbonopt" / about / f"{digest}.json"
+            self._file = folder / "carbonopt" / about / f"{digest}.json"
 
     def read(self, parse: Callable[[str], Answer]) -> Answer | None:
         """Return the answer, or None if there is none that can be read.

@@ -101,7 +101,7 @@ def _check_settings(task: TrainingTask, space: Space) -> None:
 def _prepare_in(folder: PreparedFolder, task: TrainingTask, spec: PrepareSpec) -> Prepared:
     """Prepare the data and what is known of the model, and write them into an empty folder."""
     from carbonopt.train.models import model_check, weights
-    from carbonopt.train.models.model import saved_config
+    from carbonopt.train.models.model import empty_model, has_experts, saved_config
     from carbonopt.train.models.zero_leaves import zero_leaves
     from carbonopt.train.space_facts import chosen_space
 
@@ -113,12 +113,14 @@ def _prepare_in(folder: PreparedFolder, task: TrainingTask, spec: PrepareSpec) -
         with as_bad_input("model"):
             weights.check_values(task.model_kind, task.workload.model, config)
         model_check.check_model(task, config, spec.space, folder)
+        model = empty_model(task.model_kind, config, task.workload.model.trust_remote_code)
+        prepared = prepared.model_copy(update={"has_experts": has_experts(model)})
         if spec.auto:
             auto = chosen_space(task, config, prepared, spec.world_size)
             prepared = prepared.model_copy(update={"auto": auto})
             spec = _chosen(spec, prepared)
         if may_be(spec.space["zero_stage"], 3):
-            leaves = zero_leaves(task, config, folder)
+            leaves = zero_leaves(task, config, folder, spec.space["lora_rank"])
             prepared = prepared.model_copy(update={"zero_leaves": leaves})
     write_json(folder.workload, spec.workload)
     _load_ops(spec)

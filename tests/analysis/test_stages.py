@@ -51,6 +51,23 @@ def test_evaluations_are_compared_with_training_and_dear_ones_are_said():
     assert stages(study(trial(0, stages=SECOND))).evaluation_share is None
 
 
+@pytest.mark.parametrize(("evaluations", "lowers"), [(8, True), (2, True), (1, False)])
+def test_a_single_evaluation_is_not_to_be_lowered(evaluations, lowers):
+    workload = {
+        "task": "causal_lm",
+        "model": {"from_config": {"model_type": "gpt2"}},
+        "tokenizer": {"kind": "byte"},
+        "dataset": {"train_files": ["text.txt"]},
+        "sequence_length": 64,
+        "evaluations": evaluations,
+    }
+    stages_of = FIRST | {Stage.EVALUATION: cost(1.0, 101.0)}
+    dear = study(trial(0, stages=stages_of), raw={"workload": workload})
+    said = numbers_of(dear, "dear_evaluation")["advice"]
+    assert ("workload.evaluations" in said) is lowers
+    assert "eval_batch_size_per_gpu" in said
+
+
 def test_shares_add_up_and_keep_their_order():
     shares = stages(study(trial(0, stages=FIRST), pruned(1), trial(2, stages=SECOND))).shares
     assert [share.stage for share in shares] == [stage for stage in Stage if stage in FIRST]
@@ -130,6 +147,9 @@ def test_gpus_that_a_trial_leaves_idle_have_no_part_in_its_utilisation():
 
     assert utilisation(1) == utilisation(2) == utilisation(4)
     assert utilisation(1, "NVIDIA H200 NVL") == pytest.approx(utilisation(1) * 989.4 / 835.5)
+    experts = PREPARED.model_copy(update={"has_experts": True})
+    data = data.model_copy(update={"prepared": experts})
+    assert utilisation(1) is None  # how many of the parameters a token meets is not known
 
 
 def test_a_study_that_tells_no_stages_has_no_tables_of_them():

@@ -22,7 +22,7 @@ from carbonopt.engines.process.environment import (
     free_port,
     work_environment,
 )
-from carbonopt.engines.process.extensions import locks_of, wait_for
+from carbonopt.engines.process.extensions import cache_folder, locks_of, wait_for
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.spec.launch_settings import LocalLaunch
@@ -264,6 +264,11 @@ def test_what_is_compiled_is_kept_where_it_can_be(tmp_path: Path, monkeypatch) -
         work_environment(launch, (), {"XDG_CACHE_HOME": str(tmp_path / "x")})[name]
         == f"{tmp_path}/x/torchinductor"
     )
+    for relative in ("relative", ""):
+        environment = work_environment(launch, (), {"XDG_CACHE_HOME": relative})
+        assert environment[name] == str(tmp_path / ".cache" / "torchinductor")
+        assert "XDG_CACHE_HOME" not in environment
+        assert cache_folder({"XDG_CACHE_HOME": relative}) == tmp_path / ".cache"
     (tmp_path / "file").touch()
     for nowhere in ("/proc/nope", str(tmp_path / "file")):
         assert name not in work_environment(launch, (), {"XDG_CACHE_HOME": nowhere})

@@ -276,6 +276,12 @@ def test_flop_are_not_stated_where_the_formula_does_not_hold():
     adapters = on_gpu(0, params={"lora_rank": 8})
     assert training_work(gpu_study(adapters, prepared=PREPARED)).flop is None
     assert training_work(reward_study(rewarded(0, (0.6, beside(None, 1.0))))).flop is None
+    experts = PREPARED.model_copy(update={"has_experts": True})
+    data = data.model_copy(update={"prepared": experts})
+    assert training_work(data).flop is None
+    annex = known(data, "annex-xi")
+    assert annex["recommended_run"]["training_flop"] is None
+    assert "experts" in annex["method"]
 
 
 def test_devices_of_one_launch_count_once_and_those_of_other_launches_beside_them():

@@ -176,6 +176,17 @@ def test_a_cut_example_keeps_the_beginning_of_its_response_and_one_more_token_to
     )
 
 
+def test_without_a_prompt_all_but_the_first_token_is_learned_and_the_reason_is_said():
+    chats = [chat(("user", ""), ("assistant", text)) for text in ("x", "xy", "xyz" * 4)]
+    for begins, learned in ((False, [1, 8]), (True, [1, 2, 8])):
+        by = tokenizer(begins=begins)
+        by.eos_token = None
+        kept = keep(chats, by, True, 8, "training")
+        assert [int(example.in_response[1:].sum()) for example in kept.examples] == learned
+        assert "left no room" not in kept.note
+        assert ("1 had a response of one token and no prompt" in kept.note) is not begins
+
+
 def test_lists_of_messages_come_through_the_readers(tmp_path: Path):
     rows = [
         {"messages": TWO_TURNS.messages},

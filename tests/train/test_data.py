@@ -672,6 +672,23 @@ def test_checkpointing_that_is_searched_takes_arguments():
         ({"fp16": {"enabled": True}}, "use search.space.precision"),
         ({"optimizer": {"type": "Adam"}}, "workload.training_arguments.optim"),
         ({"elasticity": {}}, "has been removed"),
+        (
+            {"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": False}},
+            "can't have zero_optimization.stage3_gather_16bit_weights_on_model_save: carbonopt sets",
+        ),
+        (
+            {"zero_optimization": {"stage3_gather_fp16_weights_on_model_save": False}},
+            "can't have zero_optimization.stage3_gather_fp16_weights_on_model_save: carbonopt sets",
+        ),
+        (
+            {"zero_optimization": {"gather_16bit_weights_on_model_save": False}},
+            "its name is stage3_gather_16bit_weights_on_model_save",
+        ),
+        (
+            {"zero_optimization": {"module_granularity_threshold": 5}},
+            "its name is stage3_module_granularity_threshold",
+        ),
+        ({"weight_quantization": {"post_init_quant": {}}}, "can't have weight_quantization"),
     ],
 )
 def test_refuses_deepspeed_keys(given, says):

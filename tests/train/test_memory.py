@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config
+from memory_specs import memory_spec
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 from trial_processes import start
 
 from carbonopt.analysis import gpu_memory as analysis
@@ -100,6 +101,55 @@ def test_the_model_without_numbers_keeps_what_the_model_with_numbers_keeps() -> 
         model.zero_grad(set_to_none=True)
 
 
+EXPERTS = {
+    "model_type": "mixtral",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "num_local_experts": 4,
+}
+
+
+def test_experts_without_numbers_keep_what_experts_with_numbers_keep() -> None:
+    spec = memory_spec(
+        "causal_lm",
+        EXPERTS,
+        precision="fp32",
+        micro_batch_size_per_gpu=2,
+        attention_implementation="eager",
+    )
+    (profile,) = expected_memory(spec).profiles
+    fields = dict(EXPERTS)
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    live = LiveMemory()
+    live.begin((*model.parameters(), *model.buffers()))
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(live.gradient_is_made)
+    tokens = torch.zeros(2, 64, dtype=torch.int64)
+    with live:
+        token_nll(model(input_ids=tokens, use_cache=False).logits, tokens, "sum").backward()
+    assert profile.activations[0].moments == live.moments
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_experts_have_an_estimate_with_adapters_and_checkpoints(precision) -> None:
+    found = expected_memory(
+        memory_spec(
+            "causal_lm",
+            EXPERTS,
+            precision=precision,
+            micro_batch_size_per_gpu=2,
+            lora_rank={"choices": [0, 4]},
+            gradient_checkpointing={"choices": [False, True]},
+        )
+    )
+    assert len(found.profiles) == 4 and found.left_out is None
+
+
 def test_settings_that_need_torchao_leave_an_estimate_for_the_others(monkeypatch) -> None:
     settings = {"precision": "bf16", "torch_compile": True}
     monkeypatch.setattr(memory_probe, "find_spec", lambda name: None)
@@ -108,6 +158,90 @@ def test_settings_that_need_torchao_leave_an_estimate_for_the_others(monkeypatch
     assert "carbonopt[float8]" in str(found.left_out)
     with pytest.raises(BadInput, match=r"carbonopt\[float8\]"):
         memory_of(WORKLOAD, **settings, float8="rowwise")
+
+
+def test_settings_that_the_model_lacks_leave_an_estimate_for_the_others() -> None:
+    """No layer of this model is large enough for float8 by rows; all reasons are said."""
+    model = {
+        "model_type": "t5",
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_heads": 4,
+        "num_layers": 1,
+    }
+    found = expected_memory(
+        memory_spec(
+            "seq2seq",
+            model,
+            torch_compile=True,
+            float8={"choices": ["none", "rowwise"]},
+            gradient_checkpointing={"choices": [False, True]},
+        )
+    )
+    (profile,) = found.profiles
+    assert (profile.settings["float8"], profile.settings["gradient_checkpointing"]) == (
+        "none",
+        False,
+    )
+    left_out = str(found.left_out).split("; ")
+    assert len(left_out) == 2
+    assert "torch_compile with gradient_checkpointing" in left_out
+    assert any("rowwise" in each for each in left_out)
+
+
+def test_adapters_that_the_model_lacks_leave_an_estimate_without() -> None:
+    model = {"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 1}
+    found = expected_memory(memory_spec("causal_lm", model, lora_rank={"choices": [0, 4]}))
+    assert [profile.settings["lora_rank"] for profile in found.profiles] == [0]
+    assert "lora_rank: 4" in str(found.left_out)
+
+
+@pytest.mark.parametrize("attention", [None, "sdpa", "eager", "varlen"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_heads_that_attention_can_not_have_get_no_estimate(attention, precision) -> None:
+    model = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 5,
+    }
+    space = {"precision": precision, "micro_batch_size_per_gpu": 2}
+    if attention is not None:
+        space["attention_implementation"] = attention
+    if attention == "varlen":  # a window needs varlen's own kernel
+        model |= {"model_type": "mistral", "sliding_window": 4}
+    with pytest.raises(BadInput, match="can't be run without numbers"):
+        expected_memory(memory_spec("causal_lm", model, **space))
+    model["num_key_value_heads"] = 4
+    assert expected_memory(memory_spec("causal_lm", model, **space)).profiles
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "mask", "grouped"),
+    [
+        ((2, 8, 5, 16), (2, 8, 5, 16), None, False),
+        ((2, 8, 5, 16), (2, 4, 7, 16), (2, 1, 5, 7), True),
+        ((2, 8, 5, 16), (2, 5, 5, 16), None, True),
+        ((2, 8, 5, 16), (2, 5, 5, 16), None, False),
+        ((2, 8, 5, 16), (2, 8, 5, 8), None, False),
+        ((2, 8, 5, 16), (2, 8, 7, 16), (2, 1, 5, 5), False),
+        ((2, 8, 5, 16), (3, 8, 5, 16), None, False),
+    ],
+)
+def test_the_stand_in_for_attention_takes_the_shapes_of_the_real_one(query, key, mask, grouped):
+    def shape_of(attention, device: str) -> tuple | None:
+        tensors = [torch.rand(shape, device=device) for shape in (query, key, key)]
+        masked = None if mask is None else torch.zeros(mask, device=device)
+        try:
+            return tuple(attention(*tensors, attn_mask=masked, enable_gqa=grouped).shape)
+        except RuntimeError:
+            return None
+
+    real = shape_of(torch.nn.functional.scaled_dot_product_attention, "cpu")
+    assert shape_of(memory_probe._attention, "meta") == real
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,12 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.space_settings import Space
 from carbonopt.train.models import model_check
-from carbonopt.train.models.model import parameter_count, with_dropout
+from carbonopt.train.models.model import (
+    empty_model,
+    has_experts,
+    parameter_count,
+    with_dropout,
+)
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.tasks.causal_lm import CausalLM
 
@@ -216,3 +221,35 @@ def test_where_only_the_cut_fails_the_model_is_believed(tmp_path, monkeypatch):
     monkeypatch.setattr(model_check, "_LAYERS", 1)
     monkeypatch.setattr(model_check, "_MOST_RUN", parameters)
     preparing("sft", model, tmp_path)
+
+
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "expected"),
+    [
+        ("mixtral", {"num_local_experts": 2}, True),
+        (
+            "granitemoehybrid",
+            {"num_local_experts": 2, "layer_types": ["attention"], "mamba_n_heads": 4},
+            True,
+        ),
+        (
+            "granitemoehybrid",
+            {"num_local_experts": 0, "layer_types": ["attention"], "mamba_n_heads": 4},
+            False,
+        ),
+        ("jetmoe", {"num_local_experts": 2}, True),
+        ("doge", {"is_moe": True, "num_experts": 4}, True),
+        ("doge", {"is_moe": False}, False),
+        ("qwen3_moe", {"num_experts": 2, "mlp_only_layers": [0]}, False),
+        ("llama", {}, False),
+    ],
+)
+def test_models_with_experts_are_told_from_others(model_type, fields, expected):
+    config = CONFIG_MAPPING[model_type](
+        hidden_size=16, num_hidden_layers=1, vocab_size=64, **HEADS, **fields
+    )
+    model = empty_model(CausalLM.model_kind, config, trust_remote_code=False)
+    assert has_experts(model) is expected

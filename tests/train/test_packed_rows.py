@@ -12,6 +12,7 @@ from carbonopt.train.data.chat import Marked
 from carbonopt.train.data.packing import IGNORED
 from carbonopt.train.data.responses import Responses, pack, save_responses
 from carbonopt.train.models.model import random_model
+from carbonopt.train.models.model_check import cut_down
 from carbonopt.train.models.packing_check import check_packing
 from carbonopt.train.models.varlen_attention import _mask, sequence_ends
 from carbonopt.train.tasks.sft import SFT, SFTWorkload
@@ -156,6 +157,40 @@ def test_a_model_that_lets_examples_read_each_other_is_refused(model_type):
         BadInput, match=f"packing: {model_type} lets an example read those before it"
     ):
         check_packing(SFT.model_kind, config_of(model_type), None, False)
+
+
+FOUR = {**SHAPE, **SPECIAL, **GATED, "num_hidden_layers": 4}
+LAST_READS_ON = {
+    "lfm2": {"layer_types": ["full_attention"] * 3 + ["conv"]},
+    "qwen3_next": {"head_dim": 16, "layer_types": ["full_attention"] * 3 + ["linear_attention"]},
+    "bamba": {"attn_layer_indices": [0, 1, 2], "mamba_n_heads": 4, "mamba_d_head": 16,
+              "mamba_n_groups": 1},
+    "recurrent_gemma": {"block_types": ["attention"] * 2 + ["recurrent"]},
+    "minimax": {"num_local_experts": 2,
+                "layer_types": ["full_attention"] * 3 + ["linear_attention"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", LAST_READS_ON)
+def test_a_later_layer_of_another_kind_is_checked_too(model_type):
+    config = AutoConfig.for_model(model_type, **FOUR, **LAST_READS_ON[model_type])
+    with pytest.raises(BadInput, match=f"packing: {model_type} lets an example read"):
+        check_packing(SFT.model_kind, config, None, False)
+
+
+def test_layers_of_each_kind_are_counted_and_equal_ones_are_not():
+    for model_type, fields, layers in (
+        ("llama", {}, [2]),
+        ("lfm2", LAST_READS_ON["lfm2"], [2, 4]),
+        (
+            "gemma3_text",
+            {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2},
+            [2, 3],
+        ),
+    ):
+        config = AutoConfig.for_model(model_type, **FOUR, **fields)
+        cuts = list(cut_down(SFT.model_kind, config, False))
+        assert [cut.num_hidden_layers for cut in cuts] == layers
 
 
 def test_varlen_is_refused_where_it_would_compute_something_else():

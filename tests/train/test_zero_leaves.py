@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig
 
 from carbonopt.core.errors import BadInput
+from carbonopt.spec.space_settings import Choices
 from carbonopt.spec.trial_spec import ZeroLeaves
 from carbonopt.train.models.zero_leaves import zero_leaves
 from carbonopt.train.tasks.task import task_for
@@ -22,7 +23,9 @@ LLAMA = {"model_type": "llama", **SMALL}
 LLAMA_BLOCK = "transformers.models.llama.modeling_llama.LlamaDecoderLayer"
 
 
-def leaves(model: dict, task: str = "causal_lm", **zero: object) -> ZeroLeaves | None:
+def leaves(
+    model: dict, task: str = "causal_lm", ranks: tuple[int, ...] = (), **zero: object
+) -> ZeroLeaves | None:
     lengths = {"max_target_length": 8} if task == "seq2seq" else {}
     chosen = task_for(
         {
@@ -37,7 +40,7 @@ def leaves(model: dict, task: str = "causal_lm", **zero: object) -> ZeroLeaves |
     )
     fields = dict(model)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    return zero_leaves(chosen, config, None)
+    return zero_leaves(chosen, config, None, Choices(choices=ranks) if ranks else None)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +128,38 @@ def test_leaves_that_the_model_lacks_are_refused(zero: dict) -> None:
     refused = next(iter(value.values()))[-1] if isinstance(value, dict) else value
     with pytest.raises(BadInput, match=rf"{key}.*{refused}"):
         leaves(LLAMA, **copy.deepcopy(zero))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ranks", "lacking"),
+    [
+        ({"names": ["model.layers.0"]}, (0,), None),
+        ({"names": ["model.layers.0"]}, (4, 8), "with adapters"),
+        ({"names": ["base_model.model.model.layers.0"]}, (4, 8), None),
+        ({"names": ["base_model.model.model.layers.0"]}, (0, 8), "without adapters"),
+        ({"names": ["model.layers.0"]}, (0, 8), "with adapters"),
+        ({"name_suffixes": ["layers.0"]}, (0, 8), None),
+        ({"classes": ["LlamaDecoderLayer"]}, (0, 8), None),
+    ],
+)
+def test_leaves_are_named_as_each_model_of_the_space_names_them(chosen, ranks, lacking) -> None:
+    if lacking is None:
+        found = leaves(LLAMA, ranks=ranks, leaf_module=chosen)
+        assert (found.model_parameters > leaves(LLAMA).model_parameters) is any(ranks)
+        return
+    (name,) = chosen["names"]
+    with pytest.raises(BadInput, match=f"CausalLM {lacking} .*{name}"):
+        leaves(LLAMA, ranks=ranks, leaf_module=chosen)
+
+
+MIXTRAL = {"model_type": "mixtral", **SMALL, "num_key_value_heads": 2, "num_local_experts": 4}
+
+
+@pytest.mark.parametrize("ranks", [(0,), (4,), (0, 4)])
+@pytest.mark.parametrize("name", ["MixtralSparseMoeBlock", "MixtralExperts"])
+def test_experts_can_be_leaves(name, ranks) -> None:
+    found = leaves(MIXTRAL, ranks=ranks, leaf_module={"classes": [name]})
+    assert 4 * 3 * 32 * 64 <= found.largest_parameters < found.model_parameters
 
 
 def test_looking_for_leaves_draws_no_random_number() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from carbonopt.core.channel import GPU_UUIDS
 from carbonopt.core.errors import BadInput
 from carbonopt.core.values import Frozen
-from carbonopt.engines.process.extensions import cache_folder
+from carbonopt.engines.process.extensions import CACHE_HOME, cache_folder
 from carbonopt.spec.launch_settings import Launch
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
@@ -148,7 +148,7 @@ def work_environment(
     The user's variables are passed on, except those that launchers set (torchrun, accelerate, MPI)
     and those that name one run of a tracker. The user's own values are kept for OMP_NUM_THREADS,
     TORCHINDUCTOR_CACHE_DIR, GOMP_SPINCOUNT, OMP_WAIT_POLICY and glibc's MALLOC_*; the first two, if
-    empty, count as not set.
+    empty, count as not set. A relative XDG_CACHE_HOME counts as not set, too.
 
     Args:
         launch: the launch on this machine.
@@ -160,6 +160,8 @@ def work_environment(
         name for name in base if _OF_LAUNCHERS.fullmatch(name) or ONE_TRACKED_RUN.fullmatch(name)
     }
     unset |= {name for name in (_THREADS, _COMPILE_CACHE) if not base.get(name)}
+    if not Path(base.get(CACHE_HOME, "")).is_absolute():  # libraries would take a relative one
+        unset.add(CACHE_HOME)
     environment = {name: value for name, value in base.items() if name not in unset}
     # GPUs are given by index, since DeepSpeed 0.19.8 dies on a UUID here, and in the order of the
     # bus, in which NVML and nvidia-smi count.

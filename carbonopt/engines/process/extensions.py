@@ -89,6 +89,9 @@ class OperatorLock(Frozen):
         return f"ls -l {path}" if self.is_waited_for else f"rm {path}"
 
 
+CACHE_HOME = "XDG_CACHE_HOME"
+
+
 def extensions_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder where torch compiles operators, in one folder for each version of torch."""
     chosen = environment.get("TORCH_EXTENSIONS_DIR")
@@ -96,11 +99,13 @@ def extensions_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the user's cache folder, as torch finds it.
+    """Return the user's cache folder, as torch finds it in `work_environment`.
 
-    Without a home, it is a folder named ~ in the working folder, where Path would raise.
+    A relative XDG_CACHE_HOME is ignored, as the XDG specification says. Without a home, it is a
+    folder named ~ in the working folder, where Path would raise.
     """
-    return Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
+    chosen = Path(environment.get(CACHE_HOME, ""))
+    return chosen if chosen.is_absolute() else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111
 
 
 SHM_COMM, CPU_ADAM = "deepspeed_shm_comm", "cpu_adam"

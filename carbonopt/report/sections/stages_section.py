@@ -59,12 +59,7 @@ def section(study: StudyView) -> Section | None:
 def caveats(study: StudyView) -> Iterator[Caveat]:
     share = study.stages.evaluation_share
     if share is not None and share > DEAR_EVALUATION:
-        advice = (
-            "let the script evaluate less often"
-            if study.data.config.is_script
-            else "lower workload.evaluations, or raise workload.eval_batch_size_per_gpu"
-        )
-        yield study.caveat("dear_evaluation", share=share, advice=advice)
+        yield study.caveat("dear_evaluation", share=share, advice=_cheaper_evaluation(study))
     record = study.record(study.recommendation.trial)
     used = record.energy_kwh if record is not None else None
     if used is not None and used.total and used.train / used.total < _SMALL_TRAINING:
@@ -73,6 +68,16 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         rest = "Evaluations" if study.data.provenance.is_replay else "Start-up and evaluations"
         trial = study.recommendation.trial
         yield study.caveat("small_training", trial=trial, share=share, rest=rest)
+
+
+def _cheaper_evaluation(study: StudyView) -> str:
+    """Say how evaluations would take less energy."""
+    config = study.data.config
+    if config.is_script:
+        return "let the script evaluate less often"
+    once = config.workload is not None and config.workload.evaluations == 1
+    less = "evaluate on less data" if once else "lower workload.evaluations"
+    return f"{less}, or raise workload.eval_batch_size_per_gpu"
 
 
 def _by_stage(stages: Stages, *, continued: bool) -> Table:

@@ -44,7 +44,8 @@ def keep(
     """Tokenize chats, and keep those with a response within `sequence_length`.
 
     Each example is cut after `sequence_length` tokens that the model reads, and one more that it
-    predicts.
+    predicts. An example's first token has none before it from which it could be predicted, so that
+    a response of one token needs a prompt or a beginning-of-text token.
 
     Raises:
         BadInput: if no example is left.
@@ -52,13 +53,17 @@ def keep(
     answered = [chat for chat in chats if chat.answers]
     whole = list(marked(answered, tokenizer, plain))
     most = sequence_length + 1
+    unpredictable = [example for example in whole if not _targets_in_response(example).any()]
     fitting = [
         example for example in whole if _targets_in_response(example)[:sequence_length].any()
     ]
     examples = [Marked(example.tokens[:most], example.in_response[:most]) for example in fitting]
     counts = {
         "{} had no response": len(chats) - len(answered),
-        "the prompt of {} left no room for a response": len(whole) - len(fitting),
+        "{} had a response of one token and no prompt to predict it from": len(unpredictable),
+        "the prompt of {} left no room for a response": (
+            len(whole) - len(fitting) - len(unpredictable)
+        ),
         f"{{}} were cut to {sequence_length} tokens": sum(
             len(example.tokens) > most for example in fitting
         ),

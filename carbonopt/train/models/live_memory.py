@@ -4,7 +4,7 @@ import math
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,36 @@ from carbonopt.train.models.meta_results import MetaResults
 MOST_CPU_S = 60.0
 # bytes to which PyTorch's CUDACachingAllocator rounds a GPU's allocations
 _ROUNDED_TO = 512
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Let code turn autocast off for tensors without numbers, which have none.
+
+    PEFT's adapters of experts do so, and torch raises.
+    """
+    own = torch.autocast
+
+    def autocast(device_type: str, *arguments: Any, **options: Any) -> Any:
+        if device_type == "meta":
+            return nullcontext()
+        return own(device_type, *arguments, **options)
+
+    torch.autocast = autocast  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.autocast = own  # type: ignore[misc]
+
+
+def _grouped_product(left: Tensor, right: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """Return a mixture's product of tokens with their experts' weights, without numbers.
+
+    torch knows its shape in bfloat16 alone; on devices it takes float16 and float32, too.
+    """
+    half = (part.to(torch.bfloat16) for part in (left, right))
+    product: Tensor = torch.ops.aten._grouped_mm.default(*half, *arguments, **options)
+    return product.to(left.dtype)
 
 
 class LiveMemory(TorchDispatchMode):
@@ -89,7 +119,10 @@ class LiveMemory(TorchDispatchMode):
             return not self._masked
         if time.process_time() > self._until:
             raise BadInput(f"it takes more than {MOST_CPU_S:g} s of CPU time")
-        made = self._results.run(operation, args, kwargs or {})
+        if operation is torch.ops.aten._grouped_mm.default and args[0].is_meta:
+            made = _grouped_product(*args, **(kwargs or {}))
+        else:
+            made = self._results.run(operation, args, kwargs or {})
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor):
                 self.count(tensor)

@@ -35,11 +35,11 @@ from carbonopt.spec.model_memory import (
     Moment,
 )
 from carbonopt.spec.prepared_folder import PreparedFolder
-from carbonopt.spec.space_settings import Range, Space, values_of
+from carbonopt.spec.space_settings import Space, ends_of, values_of
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.models import model as models
 from carbonopt.train.models.layer_extrapolation import by_layers, few_and_more
-from carbonopt.train.models.live_memory import MOST_CPU_S, LiveMemory
+from carbonopt.train.models.live_memory import MOST_CPU_S, LiveMemory, no_autocast
 from carbonopt.train.models.memory_shares import Passes, Settings, Share, divided
 from carbonopt.train.optim import muon
 from carbonopt.train.speed.float8_layers import train_in_float8
@@ -59,6 +59,8 @@ _UNRUNNABLE = (
     ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError,
     AssertionError, ImportError, ZeroDivisionError,
 )  # fmt: skip
+# Dimensions whose values some models can't be made with.
+_MAKING = ("attention_implementation", "output_layer", "float8", "lora_rank")
 
 
 def _attention(
@@ -72,12 +74,14 @@ def _attention(
     them. Flash attention takes half precision without a mask; the memory-efficient kernel takes
     anything but a mask whose last dimension is not contiguous. A boolean mask becomes one that is
     added.
+
+    Raises:
+        RuntimeError: The real one can't have tensors of these shapes.
     """
+    _check_shapes(query, key, value, attn_mask, enable_gqa)
     operations = torch.ops.aten
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
-    if attn_mask is not None and attn_mask.stride(-1) != 1:
-        return _unfused_attention(query, key, value, attn_mask, dropout_p, scale)
     if attn_mask is None and query.dtype in _HALF.values():
         flash = operations._scaled_dot_product_flash_attention
         out: torch.Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
@@ -85,9 +89,34 @@ def _attention(
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if attn_mask is not None and attn_mask.stride(-1) != 1:
+        return _unfused_attention(query, key, value, attn_mask, dropout_p, scale)
     efficient = operations._scaled_dot_product_efficient_attention
     attended = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)
     return attended[0]  # type: ignore[no-any-return]
+
+
+def _check_shapes(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> None:
+    """Raise RuntimeError for shapes that attention can't have; kernels without numbers take any."""
+    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+    batches = [shape[:-2] for shape in shapes]
+    if enable_gqa:
+        heads, *others = (batch[-1] for batch in batches)
+        if others[0] != others[1] or heads % others[0]:
+            raise RuntimeError(f"{heads} query heads can't share {others[0]} key and value heads")
+        batches = [batch[:-1] for batch in batches]
+    try:
+        torch.broadcast_shapes(*batches)
+        scores = (*batches[0], *shapes[0][len(batches[0]) : -1], shapes[1][-2])
+        if mask is not None:
+            torch.broadcast_shapes(mask.shape, scores)
+        fit = shapes[0][-1] == shapes[1][-1] and shapes[1][-2] == shapes[2][-2]
+    except RuntimeError:
+        fit = False
+    if not fit:
+        raise RuntimeError(f"attention can't have query, key and value of the shapes {shapes}")
 
 
 def _unfused_attention(
@@ -176,7 +205,8 @@ def _as_on_a_gpu(compile_: Callable[..., Any] | None) -> Iterator[None]:
     try:
         for module, name, function in places:
             setattr(module, name, function)
-        yield
+        with no_autocast():
+            yield
     finally:
         for (module, name, _), function in zip(places, own, strict=True):
             setattr(module, name, function)
@@ -205,7 +235,7 @@ def model_memory(
         CarbonoptError: A fork died.
     """
     if (dropout := space["dropout"]) is not None:  # any value but 0 keeps a mask
-        config = models.with_dropout(config, max(map(float, _ends(dropout))))
+        config = models.with_dropout(config, max(map(float, ends_of(dropout))))
     zero = task.workload.deepspeed.get("zero_optimization", {})
     given = {
         "reduce_bucket_elements": "reduce_bucket_size",
@@ -214,9 +244,10 @@ def model_memory(
     given["overlapped"] = "overlap_comm"
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
-    obstacles = [(settings, _obstacle(task, settings)) for settings in _settings(space)]
-    known = [settings for settings, obstacle in obstacles if obstacle is None]
-    left_out = "; ".join(dict.fromkeys(filter(None, (obstacle for _, obstacle in obstacles))))
+    obstacles = _Obstacles(task, config)
+    met = [(settings, obstacles.of(settings)) for settings in _settings(space)]
+    known = [settings for settings, in_the_way in met if not in_the_way]
+    left_out = "; ".join(dict.fromkeys(each for _, in_the_way in met for each in in_the_way))
     if not known:
         raise BadInput(left_out)
     sizes = _micro_batches(space, world_size)
@@ -291,22 +322,53 @@ def _settings(space: Space) -> Iterator[dict[str, Scalar | None]]:
 
     Those that can't exist are left out.
     """
-    values = [_ends(space[name]) or (None,) for name in PROFILED]
+    values = [ends_of(space[name]) or (None,) for name in PROFILED]
     for combination in itertools.product(*values):
         settings = dict(zip(PROFILED, combination, strict=True))
         if settings["torch_compile"] or settings["float8"] in (None, "none"):
             yield settings
 
 
-def _obstacle(task: TrainerTask, settings: dict[str, Scalar | None]) -> str | None:
-    """Return why these settings have no estimate, in words; None if they have one."""
-    in_float8 = settings["float8"] not in (None, "none")
-    if in_float8 and find_spec("torchao") is None:
-        return "float8, which needs torchao; type: pip install 'carbonopt[float8]'"
-    if _compiles(task, settings) and _setting(task, settings, "gradient_checkpointing"):
-        # How the compiler divides a checkpointed layer can't be followed.
-        return "torch_compile with gradient_checkpointing"
-    return None
+class _Obstacles:
+    """Tells why settings of a model have no estimate."""
+
+    def __init__(self, task: TrainerTask, config: PreTrainedConfig) -> None:
+        self._task, self._config = task, config
+        self._lacking: dict[tuple[str, Scalar | None], str | None] = {}
+
+    def of(self, settings: Settings) -> list[str]:
+        """Return why these settings have no estimate, in words; empty if they have one."""
+        found = [self._lack(name, settings[name]) for name in _MAKING]
+        in_the_way = [each for each in found if each is not None]
+        if _compiles(self._task, settings) and _setting(
+            self._task, settings, "gradient_checkpointing"
+        ):
+            # How the compiler divides a checkpointed layer can't be followed.
+            in_the_way.append("torch_compile with gradient_checkpointing")
+        return in_the_way
+
+    def _lack(self, name: str, value: Scalar | None) -> str | None:
+        """Return why the model can't be made with one setting; None if it can."""
+        if value in (None, 0, "none", "standard"):
+            return None
+        if (name, value) not in self._lacking:
+            self._lacking[name, value] = self._lack_of(name, value)
+        return self._lacking[name, value]
+
+    def _lack_of(self, name: str, value: Scalar | None) -> str | None:
+        if name == "float8" and find_spec("torchao") is None:
+            return "float8, which needs torchao; type: pip install 'carbonopt[float8]'"
+        error = self._error_of_making({name: value})
+        if error is None or self._error_of_making({}) is not None:  # the setting isn't the reason
+            return None
+        return f"{name}: {value}, which {self._config.model_type} can't have ({reason(error)})"
+
+    def _error_of_making(self, settings: Settings) -> Exception | None:
+        try:
+            _model(self._task, self._config, dict.fromkeys(PROFILED) | settings)
+        except _UNRUNNABLE as error:
+            return error
+        return None
 
 
 def _micro_batches(space: Space, world_size: int) -> tuple[int, ...]:
@@ -315,20 +377,13 @@ def _micro_batches(space: Space, world_size: int) -> tuple[int, ...]:
     Where the space gives none, another number of GPUs has another size: these are then two, which
     tell what grows with the micro batch from what does not.
     """
-    if given := [int(size) for size in _ends(space["micro_batch_size_per_gpu"])]:
+    if given := [int(size) for size in ends_of(space["micro_batch_size_per_gpu"])]:
         return tuple(sorted({min(given), max(given)}))
-    sizes = [max(1, int(size) // world_size) for size in _ends(space["global_batch_size"])]
+    sizes = [max(1, int(size) // world_size) for size in ends_of(space["global_batch_size"])]
     smallest, largest = min(sizes), max(sizes)
     if smallest == largest:
         smallest, largest = max(1, smallest // 2), max(2, largest)
     return smallest, largest
-
-
-def _ends(domain: Any) -> tuple[Scalar, ...]:
-    """Return a range's ends, whole numbers as int, or all choices of another domain."""
-    if not isinstance(domain, Range):
-        return values_of(domain)
-    return tuple(int(end) if float(end).is_integer() else end for end in (domain.low, domain.last))
 
 
 class Probe:

@@ -310,6 +310,18 @@ def parameter_count(kind: ModelKind, config: PreTrainedConfig, trust_remote_code
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def has_experts(model: torch.nn.Module) -> bool:
+    """Return whether a token passes through only some of the model's weights, those of experts.
+
+    Models say so in nothing but the names of modules and classes.
+    """
+    for name, part in model.named_modules():
+        own_name, kind = name.rpartition(".")[2].lower(), type(part).__name__.lower()
+        if "expert" in own_name or "expert" in kind or kind.endswith("moe"):
+            return True
+    return False
+
+
 def empty_model(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
     """Return the model without numbers, on torch's meta device, where it takes no memory.
 

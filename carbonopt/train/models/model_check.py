@@ -4,6 +4,8 @@ The model is made, run once, and tested for being causal.
 """
 
 import copy
+import re
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -165,18 +167,62 @@ def lacking(task: TrainerTask, config: PreTrainedConfig, space: Space) -> dict[s
     return lacks
 
 
-def cut_down(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of the configuration with two layers at most."""
+def cut_down(
+    kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool
+) -> Iterator[PreTrainedConfig]:
+    """Generate copies of the configuration with few layers, which are to be checked in turn.
+
+    The first has two layers. If other kinds of layers follow, a second one has as many as it takes
+    to have each kind.
+
+    Raises:
+        BadInput: transformers can't make the whole model.
+    """
+    yield _with_layers(config, _LAYERS)
+    layers = _layers_of_each_kind(models.empty_model(kind, config, trust_remote_code))
+    if layers > _LAYERS:
+        yield _with_layers(config, layers)
+
+
+def _with_layers(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
     small = copy.deepcopy(config)
     text = small.get_text_config()
     if hasattr(text, "num_hidden_layers"):
-        text.num_hidden_layers = min(_LAYERS, text.num_hidden_layers)
+        text.num_hidden_layers = min(layers, text.num_hidden_layers)
     return small
 
 
+def _layers_of_each_kind(model: Any) -> int:
+    """Return how many of the model's first layers hold at least one of each kind."""
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    firsts = [0]
+    for parts in model.modules():
+        if isinstance(parts, torch.nn.ModuleList) and len(parts) == count:
+            signatures = [_signature(part) for part in parts]
+            firsts += map(signatures.index, set(signatures))
+    return 1 + max(firsts)
+
+
+def _signature(layer: torch.nn.Module) -> Hashable:
+    """Return what is equal in layers of one kind: their classes, and settings that are no numbers.
+
+    Numbers may differ in layers of one kind, as a layer's own place does, also within a name.
+    """
+
+    def setting(value: Any) -> bool | str:
+        if isinstance(value, str):
+            return re.sub(r"\d+", "", value)
+        return value if isinstance(value, bool) else type(value).__name__
+
+    return tuple(
+        (name, type(part), frozenset((key, setting(value)) for key, value in vars(part).items()))
+        for name, part in layer.named_modules()
+    )
+
+
 def with_few_tokens(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of the configuration with two layers at most and a small vocabulary."""
-    small = cut_down(config)
+    """Return a copy of the configuration with a small vocabulary."""
+    small = copy.deepcopy(config)
     text = small.get_text_config()
     text.vocab_size = min(_VOCABULARY, text.vocab_size)
     if isinstance(pad := getattr(text, "pad_token_id", None), int):
@@ -190,24 +236,33 @@ def _check_loss(task: TrainerTask, config: PreTrainedConfig, folder: PreparedFol
     A large model runs with few layers. If that fails, the cut may be the reason: the error counts
     if the whole model, without numbers, fails in the same way.
     """
-    run, whole = config, _parameters(task, config) <= _MOST_RUN
-    if not whole:
-        try:
-            run = cut_down(config)
-            if _parameters(task, run) > _MOST_RUN:
-                return
-        except (BadInput, *_UNMAKEABLE):  # the model can't have few layers
-            return
-    error = _error(task, run, folder, ranks.device())
-    if error is None or not (
-        whole or repr(_error(task, config, folder, torch.device("meta"))) == repr(error)
-    ):
+    if _parameters(task, config) <= _MOST_RUN:
+        error = _error(task, config, folder, ranks.device())
+    else:
+        error = _error_of_few_layers(task, config, folder)
+    if error is None:
         return
     sentence = (
         f"{config.model_type} of this configuration can't be trained on these data:"
         f" {type(error).__name__}"
     )
     raise BadInput(f"{sentence}: {reason(error)}; use another model or configuration.") from error
+
+
+def _error_of_few_layers(
+    task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder
+) -> Exception | None:
+    """Return an error that both the model with few layers and the whole one have, or None."""
+    try:
+        for run in cut_down(task.model_kind, config, task.workload.model.trust_remote_code):
+            if _parameters(task, run) > _MOST_RUN:
+                return None
+            if (error := _error(task, run, folder, ranks.device())) is not None:
+                of_whole = _error(task, config, folder, torch.device("meta"))
+                return error if repr(of_whole) == repr(error) else None
+    except (BadInput, *_UNMAKEABLE):  # the model can't have few layers
+        pass
+    return None
 
 
 def _parameters(task: TrainerTask, config: PreTrainedConfig) -> int:
@@ -242,17 +297,19 @@ def check_causality(kind: ModelKind, config: PreTrainedConfig, trust_remote_code
     The model is made with few layers and random weights, and the last of some tokens is changed. A
     model that can't be cut down, or is too wide to be drawn, passes.
     """
+    leaks = False
     try:
-        small = with_few_tokens(config)
-        if models.parameter_count(kind, small, trust_remote_code) > _MOST_DRAWN:
-            return
-        with torch.random.fork_rng(), ranks.device():
-            model = kind.auto().from_config(
-                small, dtype=torch.float32, trust_remote_code=trust_remote_code
-            )
-            leaks = _looks_ahead(model)
+        for cut in cut_down(kind, config, trust_remote_code):
+            small = with_few_tokens(cut)
+            if models.parameter_count(kind, small, trust_remote_code) > _MOST_DRAWN:
+                break
+            with torch.random.fork_rng(), ranks.device():
+                model = kind.auto().from_config(
+                    small, dtype=torch.float32, trust_remote_code=trust_remote_code
+                )
+                leaks = leaks or _looks_ahead(model)
     except (BadInput, *_UNMAKEABLE):
-        return
+        pass
     if leaks:
         decides = getattr(config.get_text_config(), "is_decoder", None) is False
         instead = "give its configuration is_decoder: true" if decides else "use another model"

@@ -12,7 +12,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.train import ranks
 from carbonopt.train.failures import refused
 from carbonopt.train.models.model import random_model
-from carbonopt.train.models.model_check import with_few_tokens
+from carbonopt.train.models.model_check import cut_down, with_few_tokens
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.models.varlen_attention import VARLEN, sequence_ends
 
@@ -27,8 +27,9 @@ def check_packing(
 ) -> None:
     """Raise BadInput if the model doesn't keep packed examples apart, or it can't be told.
 
-    The model is made with few layers and random weights, and two examples are packed. The logits of
-    neither may depend on the other's inputs, and they must be those of the example alone.
+    The model is made with few layers, at least one of each kind, and random weights, and two
+    examples are packed. The logits of neither may depend on the other's inputs, and they must be
+    those of the example alone.
     """
     if attention in _ONE_ROW_ALONE:
         rule = (
@@ -52,11 +53,12 @@ def check_packing(
         IndexError,
         AssertionError,
     )
+    apart = True
     with refused(untold, *unrunnable), torch.random.fork_rng():
-        model = random_model(kind, with_few_tokens(config), attention, trust_remote_code).to(
-            ranks.device()
-        )
-        apart = _apart(model)
+        for cut in cut_down(kind, config, trust_remote_code):
+            small = with_few_tokens(cut)
+            model = random_model(kind, small, attention, trust_remote_code).to(ranks.device())
+            apart = apart and _apart(model)
     if not apart:
         raise BadInput(
             f"packing: {model_type}{by} lets an example read those before it in its row; use"

@@ -15,10 +15,11 @@ from transformers import PreTrainedConfig
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
+from carbonopt.spec.space_settings import Domain, ends_of
 from carbonopt.spec.trial_spec import ZeroLeaves
 from carbonopt.train.failures import reason
-from carbonopt.train.models.live_memory import LiveMemory
-from carbonopt.train.models.model import random_model
+from carbonopt.train.models.live_memory import LiveMemory, no_autocast
+from carbonopt.train.models.model import random_model, with_lora
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
 _UNRUNNABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError)
@@ -27,28 +28,28 @@ _CHOICES = (_THRESHOLD, "leaf_module")
 
 
 def zero_leaves(
-    task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder
+    task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder, lora_rank: Domain | None
 ) -> ZeroLeaves | None:
     """Return the model's blocks that can be leaves, such as LlamaDecoderLayer, by their classes.
 
     These are the classes that transformers never splits among devices, where they are repeated in a
     list. The model runs without numbers on an example of the prepared folder.
 
+    Args:
+        lora_rank: The ranks of adapters in the search space, whose model has other names; leaves
+            that the study chooses must be there in each of its models.
+
     Returns:
         The leaves; without classes if the study chooses them. None: there are none.
 
     Raises:
-        BadInput: `workload.deepspeed` chooses a leaf that the model lacks, or that DeepSpeed would
+        BadInput: `workload.deepspeed` chooses a leaf that a model lacks, or that DeepSpeed would
             not train.
     """
-    with torch.device("meta"):
-        model = random_model(
-            task.model_kind, config, None, task.workload.model.trust_remote_code
-        ).train()
     zero = task.workload.deepspeed.get("zero_optimization", {})
     if any(zero.get(key) for key in _CHOICES):
-        chosen = _chosen(task, model, zero, folder)
-        return _leaves(model, (), chosen) if chosen else None
+        return _chosen_leaves(task, config, folder, lora_rank)
+    model = _model(task, config, None)
     blocks = _blocks(model)
     try:
         untrained = _untrained(task, model, blocks, folder)
@@ -59,6 +60,39 @@ def zero_leaves(
         return None
     names = sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes)
     return _leaves(model, names, [block for block in blocks if type(block) in classes])
+
+
+def _model(task: TrainerTask, config: PreTrainedConfig, rank: int | None) -> Any:
+    """Return the model without numbers as ZeRO 3 trains it, with adapters of a rank if given."""
+    kind, trusted = task.model_kind, task.workload.model.trust_remote_code
+    with torch.device("meta"):
+        model = random_model(kind, config, None, trusted)
+        if rank is not None:
+            model = with_lora(kind, model, rank, inputs_need_gradients=True)
+    return model.train()
+
+
+def _chosen_leaves(
+    task: TrainerTask, config: PreTrainedConfig, folder: PreparedFolder, lora_rank: Domain | None
+) -> ZeroLeaves | None:
+    """Return the leaves that the study's settings choose in each model of the search space.
+
+    Raises BadInput if a model lacks one of them, or DeepSpeed wouldn't train it.
+    """
+    ranks = [int(rank) for rank in ends_of(lora_rank)]
+    models: dict[str, int | None] = {}
+    if not ranks or min(ranks) == 0:
+        models["without adapters"] = None
+    if any(ranks):
+        models["with adapters (lora_rank)"] = max(ranks)
+    zero = task.workload.deepspeed.get("zero_optimization", {})
+    found = []
+    for which, rank in models.items():
+        model = _model(task, config, rank)
+        chosen = _chosen(task, model, zero, folder, which if any(ranks) else "")
+        if chosen:
+            found.append(_leaves(model, (), chosen))
+    return max(found, key=lambda leaves: leaves.model_parameters, default=None)
 
 
 def _leaves(model: Any, classes: Iterable[str], leaves: Iterable[nn.Module]) -> ZeroLeaves:
@@ -103,7 +137,10 @@ def _untrained(
             without_gradient.add(leaf)
 
     hooks = [leaf.register_forward_pre_hook(called) for leaf in calls]
-    with LiveMemory(task.masks_attention):  # it answers what models ask about their masks
+    with (
+        no_autocast(),
+        LiveMemory(task.masks_attention),
+    ):  # it answers what models ask about their masks
         task.largest_loss(model, 1, folder=folder)
     for hook in hooks:
         hook.remove()
@@ -120,13 +157,16 @@ def _untrained(
 
 
 def _chosen(
-    task: TrainerTask, model: Any, zero: dict[str, Any], folder: PreparedFolder
+    task: TrainerTask, model: Any, zero: dict[str, Any], folder: PreparedFolder, which: str
 ) -> list[nn.Module]:
     """Return the leaves that the study's settings choose.
 
     Raises BadInput if the model lacks one of them, or DeepSpeed wouldn't train it.
+
+    Args:
+        which: Which of the search space's models it is, for messages; empty: it has but one.
     """
-    leaves = _named(model, zero) + _by_threshold(model, zero)
+    leaves = _named(model, zero, which) + _by_threshold(model, zero)
     sentence = "workload.deepspeed.zero_optimization chooses leaf modules"
     try:
         untrained = _untrained(task, model, leaves, folder)
@@ -145,7 +185,7 @@ def _chosen(
     return leaves
 
 
-def _named(model: Any, zero: dict[str, Any]) -> list[nn.Module]:
+def _named(model: Any, zero: dict[str, Any], which: str) -> list[nn.Module]:
     """Return the leaves that `leaf_module` names. Raises BadInput if the model lacks one."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
@@ -158,8 +198,9 @@ def _named(model: Any, zero: dict[str, Any]) -> list[nn.Module]:
             if not (found := apply_zero_leaf_module_config(model, config)):
                 raise BadInput(
                     f"workload.deepspeed.zero_optimization.leaf_module.{key} must name modules of"
-                    f" the model, but {type(model).__name__} has no {name!r}; leave leaf_module"
-                    " out, and carbonopt chooses the model's blocks."
+                    f" the model, but {' '.join(filter(None, (type(model).__name__, which)))} has"
+                    f" no {name!r}; leave leaf_module out, and carbonopt chooses the model's"
+                    " blocks."
                 )
             leaves |= dict.fromkeys(found)
     return list(leaves)

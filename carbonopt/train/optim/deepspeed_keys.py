@@ -30,7 +30,11 @@ _WHY_OWNED = {
     "carbonopt trains data-parallel with ZeRO only": (
         "tensor_parallel sequence_parallel_size data_parallel_size expert_parallel pipeline"
     ),
-    "carbonopt only trains": "hybrid_engine",
+    "carbonopt only trains": "hybrid_engine weight_quantization",
+    "without it ZeRO 3 saves a model that has no weights": (
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+        " zero_optimization.stage3_gather_fp16_weights_on_model_save"
+    ),
     "the search is carbonopt's": "autotuning",
     "carbonopt feeds the data itself": "data_efficiency dataloader_drop_last",
     "use track in the study file": "tensorboard wandb csv_monitor comet",
@@ -61,7 +65,15 @@ def check_deepspeed_keys(settings: dict[str, Any]) -> None:
             f" {zero!r:.80}."
         )
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
+    for name, field in DeepSpeedZeroConfig.model_fields.items():
+        # DeepSpeed takes its own name for it, too, which would be read nowhere else.
+        if field.alias not in (None, name) and name in zero:
+            raise BadInput(
+                f"unknown key workload.deepspeed.zero_optimization.{name}; its name is"
+                f" {field.alias}."
+            )
     own_errors = (
         DeepSpeedConfigError,
         ValueError,
