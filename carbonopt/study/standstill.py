@@ -42,8 +42,21 @@ class Standstill:
         self._threads = 0.0  # threads that could run between the last two samples, in the mean
         self.begin()
 
+    def begin_waiting(self, *, trial_waits: bool) -> None:
+        """Begin to wait, `begin` having been called when the wait before this one had ended.
+
+        If this process took as long in between as if it had been stopped, that time counts as if it
+        had waited: what the trial's threads did meanwhile shows whether the trial was stopped, too.
+
+        Args:
+            trial_waits: Whether the trial waited for this process in between, so that its threads
+                show nothing.
+        """
+        if trial_waits or self.waited_s() < _LATE_FROM_S or self._threads < _IDLE:
+            self.begin()
+
     def begin(self) -> None:
-        """Take the time before waiting."""
+        """Take the time from which on standstill is looked for."""
         now_s = time.monotonic()
         if now_s - self._sampled_at_s >= _SAMPLED_EVERY_S:
             runnable_s = self._read_runnable_s()

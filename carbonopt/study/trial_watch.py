@@ -244,10 +244,14 @@ class TrialWatch:
     def _listen(self) -> None:
         heard_s = time.monotonic()
         standstill = Standstill(self.trial.runnable_s, self.trial.runnable_while_stopped_s)
+        trial_waits = False
         while self.so_far.state == TrialState.RUNNING:
-            standstill.begin()
+            standstill.begin_waiting(trial_waits=trial_waits)
             event = self.trial.receive(TICK_S)
+            trial_waits = isinstance(event, events.Evaluated | events.Waited)
+            listened_s = time.monotonic()  # this process may be stopped anywhere below, too
             heard_s += self._leave_out(standstill)
+            standstill.begin()
             self._phases.look()
             if event is None:
                 self.still_running(self._phases.spent_kwh)
@@ -255,9 +259,7 @@ class TrialWatch:
                 if self._is_sign_of_life(event):
                     heard_s = time.monotonic()
                 self._on_event(event)
-            if self.so_far.state != TrialState.RUNNING or isinstance(
-                event, events.Evaluated | events.Waited
-            ):
+            if self.so_far.state != TrialState.RUNNING or trial_waits:
                 # The trial is about to ask for its next phase; nothing that takes time may delay
                 # the answer.
                 continue
@@ -265,16 +267,16 @@ class TrialWatch:
                 self.trial.answer(stop=reason)
                 state = TrialState.FAILED if reason == StopReason.INTERRUPTED else TrialState.PRUNED
                 self._note(state=state, stop_reason=reason)
-            elif time.monotonic() - max(heard_s, self._said_at()) > self.rules.timeout_s:
+            elif listened_s - max(heard_s, self._said_at()) > self.rules.timeout_s:
                 self._fail("timeout", self._silence)
             elif (
                 limit_s := self.rules.time_limit_s
-            ) is not None and time.monotonic() - self._began_s > limit_s:
+            ) is not None and listened_s - self._began_s > limit_s:
                 self._fail(
                     "timeout", f"it had not ended after {limit_s:g} s (launch.trial_time_limit_s)"
                 )
             else:
-                self._warn_of_long_start(time.monotonic() - heard_s)
+                self._warn_of_long_start(listened_s - heard_s)
                 if time.monotonic() > self._store_at:
                     self._store()
 

@@ -16,6 +16,7 @@ from small_studies import study, trial
 
 from carbonopt.report.sections.trial_conduct_section import caveats
 from carbonopt.report.study_view import StudyView
+from carbonopt.study.standstill import Standstill
 
 STOPPED_S = 6.0
 # A trial that keeps a core busy for 3 s of its own, watched by a process that can be stopped.
@@ -99,6 +100,37 @@ def test_a_trial_that_is_stopped_alone_is_charged_nothing_for_that(tmp_path: Pat
     assert standstill_s == pytest.approx(STOPPED_S, abs=1.2)
     assert train_s == pytest.approx(train_j, abs=0.01)
     assert train_s == pytest.approx(took_s - STOPPED_S, abs=1.2)
+
+
+class Clock:
+    """A process whose clock is set by hand, beside a trial with one busy thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.trial_s = 100.0, 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        self.detector = Standstill(lambda: self.trial_s, lambda: None)
+        self.pass_s(1.0, trial=True)
+        self.detector.begin()
+
+    def pass_s(self, seconds: float, *, trial: bool) -> None:
+        """Let time pass, in which the trial runs or is stopped."""
+        self.now_s += seconds
+        self.trial_s += seconds * trial
+
+
+@pytest.mark.parametrize(
+    ("trial_runs", "trial_waits", "still_s"),
+    [(False, False, 6.0), (True, False, 0.0), (False, True, 0.0)],
+)
+def test_a_study_may_be_stopped_while_it_does_not_wait(
+    trial_runs: bool, trial_waits: bool, still_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stores something for 6 s, say, or is stopped in it; then it waits for half a second."""
+    clock = Clock(monkeypatch)
+    clock.pass_s(6.0, trial=trial_runs)
+    clock.detector.begin_waiting(trial_waits=trial_waits)
+    clock.pass_s(0.5, trial=True)
+    assert clock.detector.stood_still_s(0.5) == pytest.approx(still_s, abs=0.51)
 
 
 def test_a_standstill_is_said() -> None:
