@@ -12,7 +12,13 @@ from carbonopt.spec.workload_settings import ModelWorkload
 from carbonopt.train.data.examples import Examples, Rows
 from carbonopt.train.data.labels import Contents, Labelled, Labels, filled_text
 from carbonopt.train.data.packing import Indices, Tokens
-from carbonopt.train.data.tokens import make_encoder, save_tokenizer, token_rows, with_padding
+from carbonopt.train.data.tokens import (
+    kept_end,
+    make_encoder,
+    save_tokenizer,
+    token_rows,
+    with_padding,
+)
 from carbonopt.train.failures import as_bad_input
 from carbonopt.train.models import model as models
 
@@ -58,7 +64,7 @@ def read_texts(
     column: str,
     folder: PreparedFolder,
 ) -> Contents:
-    """Return the first `sequence_length` tokens of each text, and save the tokenizer in `folder`.
+    """Return at most `sequence_length` tokens of each text, and save the tokenizer in `folder`.
 
     Raises:
         BadInput: if a text is empty, the model or the tokenizer can't be loaded, or they don't go
@@ -84,8 +90,8 @@ def read_texts(
             if truncated:
                 share = f"{truncated:,} of {count_text(len(rows), 'text')}"
                 notes.append(
-                    f"Of the {part} data {share} had more than {longest} tokens, of which the first"
-                    " were kept."
+                    f"Of the {part} data {share} had more than {longest} tokens, of which the"
+                    f" {kept_end(tokenizer)} were kept."
                 )
             arrays[part] = {
                 **Rows.of(rows)._asdict(),

@@ -59,7 +59,7 @@ def keep(
     counts = {
         "{} had no response": len(chats) - len(answered),
         "the prompt of {} left no room for a response": len(whole) - len(fitting),
-        f"{{}} were cut to {sequence_length} tokens": sum(
+        f"{{}} were cut to their first {sequence_length} tokens": sum(
             len(example.tokens) > most for example in fitting
         ),
     }

@@ -245,6 +245,11 @@ def cut_rows(
     return rows
 
 
+def kept_end(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return which tokens of a long text `cut_rows` keeps, "first" or "last"."""
+    return "last" if tokenizer.truncation_side == "left" else "first"
+
+
 def complete(tokenizer: PreTrainedTokenizerBase) -> None:
     """Give the tokenizer what independent texts need, where it lacks it.
 

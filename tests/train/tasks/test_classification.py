@@ -235,6 +235,21 @@ def test_special_tokens_stay_when_a_text_is_cut(tmp_path):
     assert tokenizer.decode(first).replace(" ", "") == "<cls>sun<sep>" and len(first) == 5
 
 
+@pytest.mark.parametrize(("side", "kept"), [("left", "last"), ("right", "first")])
+def test_the_note_on_cut_texts_says_which_tokens_were_kept(side, kept, tmp_path):
+    made, _ = prepared(of_rows(ROWS, tmp_path), tmp_path / "made")
+    AutoTokenizer.from_pretrained(made.tokenizer, truncation_side=side).save_pretrained(
+        tmp_path / "own"
+    )
+    changes = {"tokenizer": {"name_or_path": str(tmp_path / "own")}, "sequence_length": 4}
+    folder, summary = prepared(of_rows(ROWS, tmp_path, **changes), tmp_path / "prepared")
+    arrays = open_arrays(folder.root / "train")
+    row = AutoTokenizer.from_pretrained(folder.tokenizer).decode(arrays["tokens"][:4])
+    text = ROWS[0]["text"]
+    assert row == (text[-4:] if side == "left" else text[:4]) and text[-4:] != text[:4]
+    assert summary.notes and all(f"the {kept} were kept" in note for note in summary.notes)
+
+
 @pytest.mark.parametrize("length", [5, 16])
 def test_the_saved_tokenizer_cuts_and_pads_nothing_by_itself(length, tmp_path):
     kept, _ = prepared(of_rows(ROWS, tmp_path), tmp_path / "made")
