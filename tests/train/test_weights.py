@@ -2,6 +2,7 @@
 numbers are refused.
 """
 
+import importlib.util
 import json
 import math
 import re
@@ -41,6 +42,7 @@ from transformers import (
 )
 
 from carbonopt.core.errors import BadInput
+from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Model
 from carbonopt.study.model_questions import Answers
 from carbonopt.study.study_file import parse_study
@@ -49,10 +51,11 @@ from carbonopt.train import rewards
 from carbonopt.train.models import weights
 from carbonopt.train.models.model import model_config, parameter_count, with_lora
 from carbonopt.train.models.model_kind import CAUSAL_LM, ModelKind
-from carbonopt.train.prepare import PrepareSpec, prepare
+from carbonopt.train.prepare import PrepareSpec, _check_settings, prepare
 from carbonopt.train.tasks.causal_lm import CausalLMWorkload
 from carbonopt.train.tasks.classification import _IMAGE_KIND, _TEXT_KIND
 from carbonopt.train.tasks.seq2seq import Seq2Seq
+from carbonopt.train.tasks.task import task_for
 
 SMALL = {
     "hidden_size": 16,
@@ -479,6 +482,80 @@ def test_a_reward_model_may_have_no_new_head(tmp_path) -> None:
     rewards.check_weights(
         str(saved(tmp_path / "whole", BertForSequenceClassification(BERT))), "reward"
     )
+
+
+def check_workload(folder: Path) -> None:
+    """As before the tokenizer is read."""
+    workload = {
+        "task": "causal_lm",
+        "model": {"name_or_path": str(folder)},
+        "dataset": {"builtin": "python-docs"},
+        "sequence_length": 8,
+    }
+    space = Space.model_validate({"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1})
+    _check_settings(task_for(workload), space)
+    assert task_for(workload).check_weights(["model"]) is None
+
+
+@pytest.mark.parametrize("beside_its_model", [True, False])
+def test_an_adapter_is_refused(beside_its_model, tmp_path) -> None:
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    check_workload(folder)
+    adapted = with_lora(CAUSAL_LM, loaded(folder), 2, inputs_need_gradients=False)
+    adapted.save_pretrained(folder if beside_its_model else tmp_path / "adapter")
+    given = folder if beside_its_model else tmp_path / "adapter"
+    with pytest.raises(BadInput, match=r"adapter_config\.json; merge"):
+        check_workload(given)
+    with pytest.raises(BadInput, match=r"workload\.reward\.model .*adapter_config\.json"):
+        rewards.check_weights(str(given), "reward")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    check_workload(tmp_path / "merged")
+
+
+@pytest.mark.parametrize("change", [
+    {"torch_dtype": "auto"}, {"dtype": "auto"}, {"dtype": "fp16"}, {"text_config": {"torch_dtype": "auto"}},
+])  # fmt: skip
+def test_a_type_that_torch_lacks_is_refused_by_its_name(change, tmp_path) -> None:
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    config = json.loads((folder / "config.json").read_text())
+    for known in ("float32", "bfloat16", "half", None):
+        (folder / "config.json").write_text(json.dumps({**config, "dtype": known}))
+        check_workload(folder)
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(BadInput, match=r"config\.json: (text_config\.)?(torch_)?dtype must be"):
+        check_workload(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "form"),
+    [("model-q4.gguf", "llama"), ("consolidated.00.pth", "torch.save"), ("tf_model.h5", "Tensor")],
+)
+def test_weights_in_another_format_are_named(file, form, tmp_path) -> None:
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    (folder / file).write_bytes(b"weights")
+    check(folder)  # beside the right ones
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=rf"safetensors, but .*{file} \(.*{form}"):
+        check(folder)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "package"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, "optimum"),
+    ],
+)
+def test_quantized_weights_that_need_a_package_name_it(quantization, package, tmp_path) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = quantization
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match=f"{package}.*before it was quantized") as refused:
+        check(folder)
+    assert "copy or save" not in str(refused.value)
 
 
 @pytest.mark.parametrize("field", ["num_attention_heads", "num_hidden_layers"])

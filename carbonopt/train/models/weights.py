@@ -30,11 +30,21 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.format import count_text
 from carbonopt.spec.workload_settings import Model
 from carbonopt.train.failures import reason
-from carbonopt.train.models.model import attention_option, source, unloadable
+from carbonopt.train.models.model import MODEL_KEY, attention_option, source, unloadable
 from carbonopt.train.models.model_kind import ModelKind
 
-MODEL_KEY = "workload.model.name_or_path"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# What makes weight files of these formats, which transformers doesn't read as a model's folder.
+_OTHER_FORMATS = {
+    ".gguf": "llama.cpp's format",
+    ".pth": "a file of torch.save",
+    ".pt": "a file of torch.save",
+    ".ckpt": "a training's checkpoint",
+    ".h5": "TensorFlow's format",
+    ".msgpack": "Flax's format",
+    ".onnx": "for inference",
+    ".npz": "NumPy's format",
+}
 _SHOWN = 3  # number of tensor names in a message
 
 Pairs = list[tuple[str, str]]
@@ -102,11 +112,18 @@ def check_loading(
             raise
         # Libraries raise anything on a damaged file, and don't name the file.
         except Exception as error:
-            if not (files := _damaged(Path(name))):
+            if is_quantized(config) and not isinstance(error, OSError):
+                problem = f"the quantized weights of {name} can't be loaded ({reason(error)})"
+                instead = "give the model as it was before it was quantized"
+            elif files := _damaged(Path(name)):
+                problem = f"{files} can't be read ({reason(error)})"
+                instead = "copy or save the model again"
+            elif files := _in_other_formats(Path(name)):
+                problem = f"weights are read from safetensors, but {name} has {files}"
+                instead = "give the folder that transformers' save_pretrained writes"
+            else:
                 raise
-            raise BadInput(
-                f"{key}: {files} can't be read ({reason(error)}); copy or save the model again."
-            ) from error
+            raise BadInput(f"{key}: {problem}; {instead}.") from error
 
 
 def _check_types(loaded: Loaded, name: str, key: str, revision: str | None) -> None:
@@ -347,6 +364,14 @@ def _shape(sizes: Sequence[int]) -> str:
 
 def _weight_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
+
+
+def _in_other_formats(folder: Path) -> str:
+    """Return the names of a folder's weight files in formats that transformers doesn't read."""
+    if _read_files(folder):
+        return ""
+    found = (file for suffix in _OTHER_FORMATS for file in folder.glob(f"*{suffix}"))
+    return _listed([f"{file.name} ({_OTHER_FORMATS[file.suffix]})" for file in sorted(found)])
 
 
 def _damaged(folder: Path) -> str:
