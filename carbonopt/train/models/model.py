@@ -103,7 +103,8 @@ def model_config(
         defaults = {} if tokenizer is None else {"vocab_size": id_count(tokenizer), **special}
         config = _written_config(kind, model.from_config, {**defaults, **head})
     if tokenizer is not None:
-        _check_text(config, id_count(tokenizer), workload.sequence_length)
+        is_pretrained = model.from_config is None
+        _check_text(config, id_count(tokenizer), workload.sequence_length, is_pretrained)
     return config
 
 
@@ -183,11 +184,18 @@ def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
     return 1 + max(tokenizer.get_vocab().values())
 
 
-def _check_text(config: PreTrainedConfig, ids: int, length: int | None) -> None:
+def _check_text(
+    config: PreTrainedConfig, ids: int, length: int | None, is_pretrained: bool
+) -> None:
     text_config = config.get_text_config()
     if ids > text_config.vocab_size:
         rule = "the model's vocab_size must be above the tokenizer's largest token id"
         instead = "use the model's own tokenizer or leave vocab_size out"
+        if is_pretrained:
+            instead = (
+                "use the model's own tokenizer or, if tokens were added to it, give the model"
+                " embeddings for them (model.resize_token_embeddings) and save it again"
+            )
         raise BadInput(f"{rule}, but got {text_config.vocab_size} and {ids - 1}; {instead}.")
     positions = getattr(text_config, "max_position_embeddings", None)
     if length is not None and isinstance(positions, int) and 0 < positions < length:
