@@ -528,15 +528,22 @@ def test_a_type_that_torch_lacks_is_refused_by_its_name(change, tmp_path) -> Non
 
 @pytest.mark.parametrize(
     ("file", "form"),
-    [("model-q4.gguf", "llama"), ("consolidated.00.pth", "torch.save"), ("tf_model.h5", "Tensor")],
+    [
+        ("model-q4.gguf", "llama"),
+        ("consolidated.00.pth", "torch.save"),
+        ("tf_model.h5", "Tensor"),
+        ("consolidated.safetensors", "not named"),
+    ],
 )
 def test_weights_in_another_format_are_named(file, form, tmp_path) -> None:
     folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
     (folder / file).write_bytes(b"weights")
     check(folder)  # beside the right ones
-    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").rename(folder / file)
     with pytest.raises(BadInput, match=rf"safetensors, but .*{file} \(.*{form}"):
         check(folder)
+    with pytest.raises(BadInput, match=rf"name_or_path must be .*{file} is a file"):
+        check_workload(folder / file)
 
 
 @pytest.mark.parametrize(

@@ -120,14 +120,20 @@ def check_source(name: str, key: str, revision: str | None = None) -> None:
         BadInput: There is an adapter, no configuration in a folder, or one with sizes below 1 or a
             type that torch doesn't have.
     """
+    folder = Path(name)
+    if folder.is_file():
+        raise BadInput(
+            f"{key} must be a model's folder or its name on a hub, but {name} is a file."
+        )
+    with unloadable("model", name):
+        adapter = find_adapter_config_file(name, revision=revision)
     # transformers loads an adapter with the model, and freezes the model's own weights.
-    if find_adapter_config_file(name, revision=revision) is not None:
+    if adapter is not None:
         raise BadInput(
             f"{key} must be a whole model, but {name} has an adapter, in adapter_config.json; merge"
             " it into its model (PEFT's merge_and_unload) and give the folder that save_pretrained"
             " writes then, or give the model alone, without the adapter's files."
         )
-    folder = Path(name)
     if not folder.is_dir():
         return
     file = folder / CONFIG_NAME

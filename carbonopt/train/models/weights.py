@@ -34,8 +34,9 @@ from carbonopt.train.models.model import MODEL_KEY, attention_option, source, un
 from carbonopt.train.models.model_kind import ModelKind
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# What makes weight files of these formats, which transformers doesn't read as a model's folder.
-_OTHER_FORMATS = {
+# Weight files that transformers doesn't read from a model's folder, by their suffixes.
+_UNREAD = {
+    ".safetensors": "not named model.safetensors",
     ".gguf": "llama.cpp's format",
     ".pth": "a file of torch.save",
     ".pt": "a file of torch.save",
@@ -118,8 +119,8 @@ def check_loading(
             elif files := _damaged(Path(name)):
                 problem = f"{files} can't be read ({reason(error)})"
                 instead = "copy or save the model again"
-            elif files := _in_other_formats(Path(name)):
-                problem = f"weights are read from safetensors, but {name} has {files}"
+            elif files := _unread(Path(name)):
+                problem = f"weights are read from model.safetensors, but {name} has {files}"
                 instead = "give the folder that transformers' save_pretrained writes"
             else:
                 raise
@@ -366,12 +367,12 @@ def _weight_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
 
 
-def _in_other_formats(folder: Path) -> str:
-    """Return the names of a folder's weight files in formats that transformers doesn't read."""
+def _unread(folder: Path) -> str:
+    """Return the names of a folder's weight files if there is none that transformers reads."""
     if _read_files(folder):
         return ""
-    found = (file for suffix in _OTHER_FORMATS for file in folder.glob(f"*{suffix}"))
-    return _listed([f"{file.name} ({_OTHER_FORMATS[file.suffix]})" for file in sorted(found)])
+    found = (file for suffix in _UNREAD for file in folder.glob(f"*{suffix}"))
+    return _listed([f"{file.name} ({_UNREAD[file.suffix]})" for file in sorted(found)])
 
 
 def _damaged(folder: Path) -> str:
