@@ -89,11 +89,14 @@ def _check_is_free(folder: PreparedFolder) -> None:
 
 
 def _check_settings(task: TrainingTask, space: Space) -> None:
-    """Raise BadInput if DeepSpeed or the Trainer can't have the workload's settings."""
+    """Raise BadInput if there is no whole model, or DeepSpeed or the Trainer refuses settings."""
+    from carbonopt.train.models.model import MODEL_KEY, check_source
     from carbonopt.train.optim import arguments_check, deepspeed_keys
 
     deepspeed_keys.check_deepspeed_keys(task.workload.deepspeed)
     if isinstance(task, TrainerTask):
+        if (name := task.workload.model.name_or_path) is not None:
+            check_source(str(name), MODEL_KEY, task.workload.model.revision)
         arguments = task.workload.training_arguments
         arguments_check.check_training_arguments(arguments, space, task.arguments_class())
 

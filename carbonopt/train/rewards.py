@@ -18,7 +18,7 @@ from carbonopt.train.data.pairs import template_of
 from carbonopt.train.data.tokens import check_draws_nothing
 from carbonopt.train.failures import reason
 from carbonopt.train.models import weights
-from carbonopt.train.models.model import unloadable
+from carbonopt.train.models.model import check_source, unloadable
 
 if TYPE_CHECKING:
     from carbonopt.train.tasks.rlhf import RewardSource
@@ -51,6 +51,7 @@ def check_weights(name: str, key: str) -> None:
 
     No numbers are read.
     """
+    check_source(name, f"workload.{key}.model")
     with unloadable(f"model of workload.{key}", name):
         config = AutoConfig.from_pretrained(name)
     if not weights.is_quantized(config):  # it may be for GPUs that this machine doesn't have

@@ -172,7 +172,7 @@ def test_a_cut_example_keeps_the_beginning_of_its_response_and_one_more_token_to
     assert (
         kept.note
         == "Of 2 training rows 1 are used: the prompt of 1 left no room for a response, 1 were cut"
-        " to 8 tokens."
+        " to their first 8 tokens."
     )
 
 

@@ -452,6 +452,10 @@ def test_refuses_bad_models(tmp_path, monkeypatch):
     assert "no file named model.safetensors" in refusal(
         tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own
     )
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**TINY, "vocab_size": 99}))
+    assert "but got 99 and 255; use the model's own tokenizer or, if tokens were added" in refusal(
+        tmp_path, model={"name_or_path": str(tmp_path / "model")}, **own
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "give a local folder" in refusal(
         tmp_path, model={"name_or_path": "nobody/no-such-model"}, **own

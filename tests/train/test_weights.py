@@ -2,6 +2,7 @@
 numbers are refused.
 """
 
+import importlib.util
 import json
 import math
 import re
@@ -27,6 +28,8 @@ from transformers import (
     GPT2Model,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     ResNetConfig,
     ResNetForImageClassification,
@@ -39,18 +42,20 @@ from transformers import (
 )
 
 from carbonopt.core.errors import BadInput
+from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Model
 from carbonopt.study.model_questions import Answers
 from carbonopt.study.study_file import parse_study
 from carbonopt.study.weight_files import check_weights as check_studies
 from carbonopt.train import rewards
 from carbonopt.train.models import weights
-from carbonopt.train.models.model import model_config, with_lora
+from carbonopt.train.models.model import model_config, parameter_count, with_lora
 from carbonopt.train.models.model_kind import CAUSAL_LM, ModelKind
-from carbonopt.train.prepare import PrepareSpec, prepare
+from carbonopt.train.prepare import PrepareSpec, _check_settings, prepare
 from carbonopt.train.tasks.causal_lm import CausalLMWorkload
 from carbonopt.train.tasks.classification import _IMAGE_KIND, _TEXT_KIND
 from carbonopt.train.tasks.seq2seq import Seq2Seq
+from carbonopt.train.tasks.task import task_for
 
 SMALL = {
     "hidden_size": 16,
@@ -62,6 +67,8 @@ GPT2 = GPT2Config(n_layer=2, n_head=2, n_embd=16, n_positions=32, vocab_size=256
 LLAMA = LlamaConfig(
     **SMALL, num_key_value_heads=1, vocab_size=256
 )  # whose output layer is a tensor of its own
+TIED_LLAMA = LlamaConfig(**LLAMA.to_dict() | {"tie_word_embeddings": True})
+MIXTRAL = MixtralConfig(**SMALL, num_key_value_heads=1, num_local_experts=2, vocab_size=256)
 BERT = BertConfig(**SMALL, vocab_size=256, max_position_embeddings=32)
 VIT = ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1)
 CLIP = CLIPConfig(
@@ -235,6 +242,128 @@ def test_tensors_of_the_folder_that_the_model_leaves_unused_are_named(tmp_path) 
     assert re.findall(r"transformer\.h\.(\d)", lacking) == ["1", "1", "1"]  # it names three
 
 
+def stored_as(dtype: torch.dtype, part: str) -> Callable[[Tensors], Tensors]:
+    small = torch.tensor(0, dtype=dtype).element_size() == 1
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return (tensor * 100).to(torch.int8).view(dtype) if small else tensor.to(dtype)
+
+    return lambda tensors: {
+        name: cast(tensor) if part in name else tensor for name, tensor in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.int8, "int8"),
+        (torch.uint8, "uint8"),
+        (torch.float8_e4m3fn, "float8_e4m3fn"),
+        (torch.int32, "int32"),
+        (torch.bool, "bool"),
+    ],
+)
+@pytest.mark.parametrize("form", ["safetensors", "sharded", "pickle"])
+def test_quantized_numbers_without_a_quantization_config_are_refused(
+    dtype, said, form, tmp_path
+) -> None:
+    sizes = {"max_shard_size": 20_000} if form == "sharded" else {}
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA), **sizes)
+    for file in folder.glob("*.safetensors"):
+        tensors = stored_as(dtype, "layers.1.mlp.up_proj")(load_file(file))
+        save_file(tensors, file, metadata={"format": "pt"})
+    if form == "pickle":
+        torch.save(tensors, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=rf"1 tensor.*layers\.1\.mlp\.up_proj\.weight \({said}\)"):
+        check(folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "part"),
+    [
+        # a base model's folder has no prefix, and a task's model has one
+        (lambda: BertModel(BERT), _TEXT_KIND, "layer.0.output.dense.weight"),
+        (lambda: GPT2LMHeadModel(GPT2), CAUSAL_LM, "wte"),
+        (lambda: MixtralForCausalLM(MIXTRAL), CAUSAL_LM, "experts.1.w1"),
+    ],
+)
+def test_quantized_numbers_are_refused_whatever_the_tensors_are_called(
+    model, kind, part, tmp_path
+) -> None:
+    folder = saved(tmp_path / "model", model())
+    check(folder, kind)
+    file = folder / "model.safetensors"
+    save_file(stored_as(torch.int8, part)(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(BadInput, match=rf"{part}.*int8"):
+        check(folder, kind)
+
+
+def test_a_quantization_that_transformers_does_not_know_changes_nothing(tmp_path) -> None:
+    folder = saved(tmp_path / "model", GPT2LMHeadModel(GPT2))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "own"}
+    (folder / "config.json").write_text(json.dumps(config))
+    check(folder)
+    file = folder / "model.safetensors"
+    save_file(stored_as(torch.int8, "wte")(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(BadInput, match=r"wte\.weight \(int8\)"):
+        check(folder)
+
+
+def test_whole_numbers_that_are_no_weights_are_accepted(tmp_path) -> None:
+    folder = saved(tmp_path / "model", GPT2LMHeadModel(GPT2))
+    file = folder / "model.safetensors"
+    mask = torch.tril(torch.ones(32, 32, dtype=torch.uint8))
+    more = {
+        "transformer.h.0.attn.bias": mask.view(1, 1, 32, 32),  # as old files of GPT-2 have it
+        "steps.weight": torch.tensor(3),  # left unused
+    }
+    save_file(load_file(file) | more, file, metadata={"format": "pt"})
+    check(folder)
+    config = ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic")
+    images = saved(tmp_path / "images", ResNetForImageClassification(config))
+    stored = load_file(images / "model.safetensors")
+    assert any(tensor.dtype == torch.int64 for tensor in stored.values())  # batches tracked
+    check(images, _IMAGE_KIND)
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        check(saved(tmp_path / str(dtype), LlamaForCausalLM(LLAMA).to(dtype)))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "tensor"),
+    [
+        (lambda: GPT2LMHeadModel(GPT2), CAUSAL_LM, "lm_head.weight"),
+        (lambda: T5ForConditionalGeneration(T5), S2S, "decoder.embed_tokens.weight"),
+        (lambda: LlamaForCausalLM(TIED_LLAMA), CAUSAL_LM, "lm_head.weight"),
+    ],
+)
+def test_tied_tensors_must_be_stored_with_the_same_numbers(model, kind, tensor, tmp_path) -> None:
+    made = model()
+    folder = saved(tmp_path / "model", made)
+    file = folder / "model.safetensors"
+    tensors, own = load_file(file), made.state_dict()[tensor].clone()
+    save_file({**tensors, tensor: own}, file, metadata={"format": "pt"})
+    check(folder, kind)  # stored twice
+    save_file({**tensors, tensor: own + 1}, file, metadata={"format": "pt"})
+    with pytest.raises(BadInput, match=rf"{tensor} and .*tie_word_embeddings"):
+        check(folder, kind)
+
+
+def test_an_output_layer_of_its_own_is_counted_where_the_configuration_says_so(tmp_path) -> None:
+    folder = saved(tmp_path / "model", LlamaForCausalLM(TIED_LLAMA))
+    file = folder / "model.safetensors"
+    head = {"lm_head.weight": torch.rand(256, 16)}
+    save_file(load_file(file) | head, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    check(folder)
+    made = loaded(folder)
+    trained = sum(parameter.numel() for parameter in made.parameters())
+    assert trained == parameter_count(CAUSAL_LM, made.config, trust_remote_code=False)
+    assert torch.equal(made.state_dict()["lm_head.weight"], head["lm_head.weight"])
+
+
 class Touches:
     """Pickled, it writes a file wherever it is read."""
 
@@ -353,6 +482,87 @@ def test_a_reward_model_may_have_no_new_head(tmp_path) -> None:
     rewards.check_weights(
         str(saved(tmp_path / "whole", BertForSequenceClassification(BERT))), "reward"
     )
+
+
+def check_workload(folder: Path) -> None:
+    """As before the tokenizer is read."""
+    workload = {
+        "task": "causal_lm",
+        "model": {"name_or_path": str(folder)},
+        "dataset": {"builtin": "python-docs"},
+        "sequence_length": 8,
+    }
+    space = Space.model_validate({"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1})
+    _check_settings(task_for(workload), space)
+    assert task_for(workload).check_weights(["model"]) is None
+
+
+@pytest.mark.parametrize("beside_its_model", [True, False])
+def test_an_adapter_is_refused(beside_its_model, tmp_path) -> None:
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    check_workload(folder)
+    adapted = with_lora(CAUSAL_LM, loaded(folder), 2, inputs_need_gradients=False)
+    adapted.save_pretrained(folder if beside_its_model else tmp_path / "adapter")
+    given = folder if beside_its_model else tmp_path / "adapter"
+    with pytest.raises(BadInput, match=r"adapter_config\.json; merge"):
+        check_workload(given)
+    with pytest.raises(BadInput, match=r"workload\.reward\.model .*adapter_config\.json"):
+        rewards.check_weights(str(given), "reward")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    check_workload(tmp_path / "merged")
+
+
+@pytest.mark.parametrize("change", [
+    {"torch_dtype": "auto"}, {"dtype": "auto"}, {"dtype": "fp16"}, {"text_config": {"torch_dtype": "auto"}},
+])  # fmt: skip
+def test_a_type_that_torch_lacks_is_refused_by_its_name(change, tmp_path) -> None:
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    config = json.loads((folder / "config.json").read_text())
+    for known in ("float32", "bfloat16", "half", None):
+        (folder / "config.json").write_text(json.dumps({**config, "dtype": known}))
+        check_workload(folder)
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(BadInput, match=r"config\.json: (text_config\.)?(torch_)?dtype must be"):
+        check_workload(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "form"),
+    [
+        ("model-q4.gguf", "llama"),
+        ("consolidated.00.pth", "torch.save"),
+        ("tf_model.h5", "Tensor"),
+        ("consolidated.safetensors", "not named"),
+    ],
+)
+def test_weights_in_another_format_are_named(file, form, tmp_path) -> None:
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    (folder / file).write_bytes(b"weights")
+    check(folder)  # beside the right ones
+    (folder / "model.safetensors").rename(folder / file)
+    with pytest.raises(BadInput, match=rf"safetensors, but .*{file} \(.*{form}"):
+        check(folder)
+    with pytest.raises(BadInput, match=rf"name_or_path must be .*{file} is a file"):
+        check_workload(folder / file)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "package"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, "optimum"),
+    ],
+)
+def test_quantized_weights_that_need_a_package_name_it(quantization, package, tmp_path) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    folder = saved(tmp_path / "model", LlamaForCausalLM(LLAMA))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = quantization
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match=f"{package}.*before it was quantized") as refused:
+        check(folder)
+    assert "copy or save" not in str(refused.value)
 
 
 @pytest.mark.parametrize("field", ["num_attention_heads", "num_hidden_layers"])

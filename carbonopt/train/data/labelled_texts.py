@@ -12,7 +12,14 @@ from carbonopt.spec.workload_settings import ModelWorkload
 from carbonopt.train.data.examples import Examples, Rows
 from carbonopt.train.data.labels import Contents, Labelled, Labels, filled_text
 from carbonopt.train.data.packing import Indices, Tokens
-from carbonopt.train.data.tokens import make_encoder, save_tokenizer, token_rows, with_padding
+from carbonopt.train.data.tokens import (
+    kept_end,
+    make_encoder,
+    padding_id,
+    save_tokenizer,
+    token_rows,
+    with_padding,
+)
 from carbonopt.train.failures import as_bad_input
 from carbonopt.train.models import model as models
 
@@ -58,7 +65,7 @@ def read_texts(
     column: str,
     folder: PreparedFolder,
 ) -> Contents:
-    """Return the first `sequence_length` tokens of each text, and save the tokenizer in `folder`.
+    """Return at most `sequence_length` tokens of each text, and save the tokenizer in `folder`.
 
     Raises:
         BadInput: if a text is empty, the model or the tokenizer can't be loaded, or they don't go
@@ -70,7 +77,8 @@ def read_texts(
     texts = dict(zip(parts, texts_of(labelled, column), strict=True))
     arrays, notes = {}, []
     with as_bad_input("tokenizer"):
-        tokenizer = with_padding(make_encoder(workload, *texts.values()).tokenizer)
+        tokenizer = make_encoder(workload, *texts.values()).tokenizer
+        tokenizer = with_padding(tokenizer, workload.model)
         for part, labels in zip(
             texts, (labelled.train.labels, labelled.evaluation.labels), strict=True
         ):
@@ -84,18 +92,18 @@ def read_texts(
             if truncated:
                 share = f"{truncated:,} of {count_text(len(rows), 'text')}"
                 notes.append(
-                    f"Of the {part} data {share} had more than {longest} tokens, of which the first"
-                    " were kept."
+                    f"Of the {part} data {share} had more than {longest} tokens, of which the"
+                    f" {kept_end(tokenizer)} were kept."
                 )
-            arrays[part] = {
-                **Rows.of(rows)._asdict(),
-                "labels": labels,
-                "padding": np.array([tokenizer.pad_token_id]),
-            }
+            arrays[part] = {**Rows.of(rows)._asdict(), "labels": labels}
     with as_bad_input("model"):
         config = models.model_config(kind, workload, tokenizer, **labelled.head)
+        used = np.unique(np.concatenate([kept["tokens"] for kept in arrays.values()]))
+        padding = padding_id(tokenizer, config, used.tolist())
         # Decoders use the padding token to find a text's last token.
-        config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        config.get_text_config().pad_token_id = padding
+    for kept in arrays.values():
+        kept["padding"] = np.array([padding])
     if config.model_type in _READING_PADDING:
         raise BadInput(
             f"{config.model_type} can't classify texts of different lengths in one batch; use"

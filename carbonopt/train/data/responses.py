@@ -64,7 +64,7 @@ def keep(
         "the prompt of {} left no room for a response": (
             len(whole) - len(fitting) - len(unpredictable)
         ),
-        f"{{}} were cut to {sequence_length} tokens": sum(
+        f"{{}} were cut to their first {sequence_length} tokens": sum(
             len(example.tokens) > most for example in fitting
         ),
     }

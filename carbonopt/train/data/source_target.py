@@ -15,7 +15,7 @@ from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.examples import Examples, Rows, open_arrays, save_arrays
 from carbonopt.train.data.packing import IGNORED, Indices
 from carbonopt.train.data.rows import Row, read_rows
-from carbonopt.train.data.tokens import cut_rows
+from carbonopt.train.data.tokens import cut_rows, kept_end
 
 
 class SourceTarget(NamedTuple):
@@ -34,6 +34,7 @@ class Encoded(NamedTuple):
     sources: list[list[int]]
     targets: list[list[int]]
     cut_sources: int  # number of sources that were cut
+    kept_end: str  # which tokens of those were kept, "first" or "last"
     cut_targets: list[int]  # indices of targets that were cut
 
 
@@ -96,7 +97,8 @@ def encode(
     )
     targets = encoded["input_ids"]
     cut_targets = [index for index, row in enumerate(targets) if len(row) > target_length]
-    return Encoded(sources, [row[:target_length] for row in targets], len(long), cut_targets)
+    kept_targets = [row[:target_length] for row in targets]
+    return Encoded(sources, kept_targets, len(long), kept_end(tokenizer), cut_targets)
 
 
 def save_pairs(

@@ -1,18 +1,23 @@
 """Tokenizers: the model's own, one trained on the text, or one token for a character or byte."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
-from carbonopt.spec.workload_settings import ModelWorkload
+from carbonopt.spec.workload_settings import Model, ModelWorkload
 from carbonopt.train.data.packing import Tokens, stored
 from carbonopt.train.models.model import copy_code, unloadable
 
@@ -191,17 +196,50 @@ def expected_tokenizer(
     return make_encoder(workload, *(texts() if learns else ([], []))).tokenizer
 
 
-def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def with_padding(tokenizer: PreTrainedTokenizerBase, model: Model) -> PreTrainedTokenizerBase:
     """Give the tokenizer a padding token if it has none, and return it.
 
-    The padding token is the end-of-text token if there is one, else a new one.
+    The padding token is the end-of-text token if there is one, else a new one. A pretrained model
+    has no embedding for a new token: there, `padding_id` chooses one that stands in no text.
     """
     if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            tokenizer.add_special_tokens({"pad_token": PADDING})
-        else:
+        if tokenizer.eos_token_id is not None:
             tokenizer.pad_token = tokenizer.eos_token
+        elif model.from_config is not None:
+            tokenizer.add_special_tokens({"pad_token": PADDING})
     return tokenizer
+
+
+def padding_id(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, used: Collection[int] = ()
+) -> int:
+    """Return the id that fills up shorter texts.
+
+    A tokenizer without a padding token doesn't get one: it would take the letters of a token that
+    it has out of other texts.
+
+    Args:
+        tokenizer: The tokenizer, from `with_padding`.
+        config: The model's configuration.
+        used: The ids of the texts. Decoders take the last token that is no padding for a text's
+            end, so that no text may have the padding in it.
+
+    Raises:
+        BadInput: The tokenizer has no padding token, and no id is left for it.
+    """
+    if tokenizer.pad_token_id is not None:
+        return int(tokenizer.pad_token_id)
+    text_config = config.get_text_config()
+    free = set(range(text_config.vocab_size)).difference(used)
+    if not free:
+        raise BadInput(
+            "the tokenizer must have a padding or an end-of-text token, but has neither, and all"
+            f" {text_config.vocab_size} ids of the model stand in texts; add a padding token"
+            " (tokenizer.add_special_tokens), give the model an embedding for it"
+            " (model.resize_token_embeddings), and save both."
+        )
+    own = getattr(text_config, "pad_token_id", None)
+    return own if own in free else max(free)
 
 
 def token_rows(
@@ -243,6 +281,11 @@ def cut_rows(
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_truncation()  # type: ignore[attr-defined]
     return rows
+
+
+def kept_end(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return which tokens of a long text `cut_rows` keeps, "first" or "last"."""
+    return "last" if tokenizer.truncation_side == "left" else "first"
 
 
 def complete(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -7,7 +7,8 @@ import copy
 import inspect
 import random
 import shutil
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import parsed_json
@@ -33,6 +36,7 @@ from carbonopt.train.models import varlen_attention
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.speed.output_layer import FusedOutputLayer
 
+MODEL_KEY = "workload.model.name_or_path"
 _WITH_HEAD = ("ForSequenceClassification", "ForImageClassification")
 # Fields of configurations that count layers; with 0 transformers builds a model without layers.
 _LAYERS = (
@@ -83,8 +87,7 @@ def model_config(
     model = workload.model
     if model.from_config is None:
         name = str(model.name_or_path)
-        if Path(name).is_dir():
-            _check_folder(Path(name))
+        check_source(name, MODEL_KEY, model.revision)
         with unloadable("model", name):
             config: PreTrainedConfig = AutoConfig.from_pretrained(name, **source(model), **head)
     else:
@@ -100,18 +103,42 @@ def model_config(
         defaults = {} if tokenizer is None else {"vocab_size": id_count(tokenizer), **special}
         config = _written_config(kind, model.from_config, {**defaults, **head})
     if tokenizer is not None:
-        _check_text(config, id_count(tokenizer), workload.sequence_length)
+        is_pretrained = model.from_config is None
+        _check_text(config, id_count(tokenizer), workload.sequence_length, is_pretrained)
     return config
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise BadInput if a model's folder has no configuration, or one with sizes below 1."""
-    file = folder / "config.json"
-    if not file.is_file():
+def check_source(name: str, key: str, revision: str | None = None) -> None:
+    """Check that a name stands for a whole model, before any of its files are loaded.
+
+    Args:
+        name: The model's folder or its name on the hub.
+        key: The key of the study file.
+        revision: The revision on the hub.
+
+    Raises:
+        BadInput: There is an adapter, no configuration in a folder, or one with sizes below 1 or a
+            type that torch doesn't have.
+    """
+    folder = Path(name)
+    if folder.is_file():
         raise BadInput(
-            f"workload.model.name_or_path must be a model's folder, but {folder} has no"
-            " config.json."
+            f"{key} must be a model's folder or its name on a hub, but {name} is a file."
         )
+    with unloadable("model", name):
+        adapter = find_adapter_config_file(name, revision=revision)
+    # transformers loads an adapter with the model, and freezes the model's own weights.
+    if adapter is not None:
+        raise BadInput(
+            f"{key} must be a whole model, but {name} has an adapter, in adapter_config.json; merge"
+            " it into its model (PEFT's merge_and_unload) and give the folder that save_pretrained"
+            " writes then, or give the model alone, without the adapter's files."
+        )
+    if not folder.is_dir():
+        return
+    file = folder / CONFIG_NAME
+    if not file.is_file():
+        raise BadInput(f"{key} must be a model's folder, but {folder} has no config.json.")
     try:
         values = parsed_json(file.read_bytes())
     except ValueError:  # transformers refuses it, with the reason
@@ -119,7 +146,28 @@ def _check_folder(folder: Path) -> None:
     if isinstance(values, dict):
         # A published model may lack one half of an encoder and a decoder.
         sizes = {key: value for key, value in values.items() if "coder_layers" not in key}
-        _check_sizes(sizes, f"workload.model.name_or_path: {file}: ")
+        _check_sizes(sizes, f"{key}: {file}: ")
+        _check_types(values, f"{key}: {file}: ")
+
+
+def _check_types(values: dict[str, Any], where: str) -> None:
+    """Raise BadInput for a type that is none of torch's, such as `auto`.
+
+    Args:
+        values: A model's configuration, which may have those of its parts in it.
+        where: The place of its fields, for the message.
+    """
+    for name, value in values.items():
+        if isinstance(value, dict) and name.endswith("_config"):
+            _check_types(value, f"{where}{name}.")
+            continue
+        if name not in ("dtype", "torch_dtype") or not isinstance(value, str):
+            continue
+        if not isinstance(getattr(torch, value, None), torch.dtype):
+            raise BadInput(
+                f"{where}{name} must be one of torch's types, such as float32 or bfloat16, but got"
+                f" {value!r}; write the type of the stored weights, or take {name} out."
+            )
 
 
 def _check_sizes(values: dict[str, Any], where: str) -> None:
@@ -142,11 +190,18 @@ def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
     return 1 + max(tokenizer.get_vocab().values())
 
 
-def _check_text(config: PreTrainedConfig, ids: int, length: int | None) -> None:
+def _check_text(
+    config: PreTrainedConfig, ids: int, length: int | None, is_pretrained: bool
+) -> None:
     text_config = config.get_text_config()
     if ids > text_config.vocab_size:
         rule = "the model's vocab_size must be above the tokenizer's largest token id"
         instead = "use the model's own tokenizer or leave vocab_size out"
+        if is_pretrained:
+            instead = (
+                "use the model's own tokenizer or, if tokens were added to it, give the model"
+                " embeddings for them (model.resize_token_embeddings) and save it again"
+            )
         raise BadInput(f"{rule}, but got {text_config.vocab_size} and {ids - 1}; {instead}.")
     positions = getattr(text_config, "max_position_embeddings", None)
     if length is not None and isinstance(positions, int) and 0 < positions < length:
@@ -217,20 +272,20 @@ def _written_config(
         return config_class(**(defaults | fields))
 
 
-def unloadable(what: str, name: str) -> AbstractContextManager[None]:
+@contextmanager
+def unloadable(what: str, name: str) -> Iterator[None]:
     """Raise BadInput where transformers can't load that model or tokenizer."""
+    sentence = f"can't load the {what} {name!r} ({{}}); "
     instead = (
         "copy or save it again, with all its files"
         if Path(name).is_dir()
         else "give a local folder that holds one, or a hub name while online"
     )
-    return refused(
-        f"can't load the {what} {name!r} ({{}}); {instead}.",
-        OSError,
-        ValueError,
-        KeyError,
-        ImportError,
-    )
+    with (
+        refused(f"{sentence}{instead}.", OSError, ValueError, KeyError),
+        refused(f"{sentence}install the package that it needs.", ImportError),
+    ):
+        yield
 
 
 def own_classes(model: Model) -> tuple[str, ...] | None:

@@ -5,6 +5,7 @@ Here this is refused, before the first trial and again whenever a trial loads th
 no finite numbers are refused before the first trial.
 """
 
+import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,27 +16,47 @@ import torch
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.integrations import deepspeed as announced
 from transformers.modeling_utils import load_state_dict
-from transformers.utils import CONFIG_NAME
+from transformers.quantizers.auto import AutoHfQuantizer
+from transformers.utils import (
+    CONFIG_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
 from transformers.utils.hub import cached_file
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.format import count_text
 from carbonopt.spec.workload_settings import Model
 from carbonopt.train.failures import reason
-from carbonopt.train.models.model import attention_option, source, unloadable
+from carbonopt.train.models.model import MODEL_KEY, attention_option, source, unloadable
 from carbonopt.train.models.model_kind import ModelKind
 
-MODEL_KEY = "workload.model.name_or_path"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Weight files that transformers doesn't read from a model's folder, by their suffixes.
+_UNREAD = {
+    ".safetensors": "not named model.safetensors",
+    ".gguf": "llama.cpp's format",
+    ".pth": "a file of torch.save",
+    ".pt": "a file of torch.save",
+    ".ckpt": "a training's checkpoint",
+    ".h5": "TensorFlow's format",
+    ".msgpack": "Flax's format",
+    ".onnx": "for inference",
+    ".npz": "NumPy's format",
+}
 _SHOWN = 3  # number of tensor names in a message
+
+Pairs = list[tuple[str, str]]
 
 
 class Loaded(NamedTuple):
     """A loaded model, and in what its files differ from it."""
 
     model: PreTrainedModel
-    new: Collection[str]  # its parameters that are in no file
-    unused: Collection[str]  # tensors of the files that it does not have
+    new: set[str]  # its parameters that are in no file
+    unused: set[str]  # tensors of the files that it does not have
 
 
 def check_weights(kind: ModelKind, model: Model, config: PreTrainedConfig) -> str | None:
@@ -67,28 +88,127 @@ def check_loading(
 ) -> Collection[str]:
     """Check whether `load` would succeed, on torch's meta device.
 
-    Shapes are compared and no numbers are read.
+    Shapes and types are compared. Numbers are read only if tied tensors are stored twice.
 
     Returns:
         The names of tensors in the files that the model does not have.
 
     Raises:
-        BadInput: `load` would raise it, or there is nothing that can be loaded.
+        BadInput: `load` would raise it, there is nothing that can be loaded, or what is stored
+            can't be the weights of this configuration.
     """
     # Quantized weights can only be checked on the device that they are for.
     place: dict[str, Any] = {} if is_quantized(config) else {"device_map": "meta"}
     with unloadable("model", name):
         try:
-            return load(auto, name, key, config=config, **place, **options).unused
+            loaded = load(auto, name, key, config=config, **place, **options)
+            if not is_quantized(config):
+                _check_types(loaded, name, key, options.get("revision"))
+                if pairs := _untied(loaded.model, _tied(loaded.model)):
+                    # Only with their numbers they are one again, if these are the same.
+                    options |= {"config": config, "dtype": torch.float32}
+                    _check_ties(load(auto, name, key, **options).model, pairs, name, key)
+            return loaded.unused
         except BadInput:
             raise
         # Libraries raise anything on a damaged file, and don't name the file.
         except Exception as error:
-            if not (files := _damaged(Path(name))):
+            if is_quantized(config) and not isinstance(error, OSError):
+                problem = f"the quantized weights of {name} can't be loaded ({reason(error)})"
+                instead = "give the model as it was before it was quantized"
+            elif files := _damaged(Path(name)):
+                problem = f"{files} can't be read ({reason(error)})"
+                instead = "copy or save the model again"
+            elif files := _unread(Path(name)):
+                problem = f"weights are read from model.safetensors, but {name} has {files}"
+                instead = "give the folder that transformers' save_pretrained writes"
+            else:
                 raise
-            raise BadInput(
-                f"{key}: {files} can't be read ({reason(error)}); copy or save the model again."
-            ) from error
+            raise BadInput(f"{key}: {problem}; {instead}.") from error
+
+
+def _check_types(loaded: Loaded, name: str, key: str, revision: str | None) -> None:
+    """Check the types of the stored tensors that became the model's weights.
+
+    transformers makes floats of any numbers: of a quantized model's whole numbers, too, which mean
+    nothing without their scales.
+
+    Raises:
+        BadInput: A parameter, or a buffer of floats, is stored as whole numbers or in 8 bits.
+    """
+    model = loaded.model
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    prefix = f"{model.base_model_prefix}."
+    quantized = []
+    for tensor, stored in _stored(name, revision).items():
+        names = (tensor, tensor.removeprefix(prefix), f"{prefix}{tensor}")
+        if stored.dtype in _FLOATS or not loaded.unused.isdisjoint(names):
+            continue
+        made = next((own[given] for given in names if given in own), None)
+        # Some stored weights are renamed or put together, such as those of experts.
+        is_weight = tensor.endswith(".weight") if made is None else made.is_floating_point()
+        if is_weight:
+            quantized.append(f"{tensor} ({str(stored.dtype).removeprefix('torch.')})")
+    if quantized:
+        raise BadInput(
+            f"{key}: weights must be stored as floats of at least 16 bits, but {name}, whose"
+            " config.json has no quantization_config that transformers knows, stores"
+            f" {count_text(len(quantized), 'tensor')} otherwise: {_listed(sorted(quantized))};"
+            " give the model as it was before it was quantized."
+        )
+
+
+def _stored(name: str, revision: str | None) -> dict[str, torch.Tensor]:
+    """Return the tensors of the files that transformers reads, mapped into memory, not copied."""
+    config = cached_file(name, CONFIG_NAME, revision=revision)
+    tensors: dict[str, torch.Tensor] = {}
+    for file in _read_files(Path(str(config)).parent):
+        tensors |= load_state_dict(file)
+    return tensors
+
+
+def _read_files(folder: Path) -> list[Path]:
+    """Return those of a folder's weight files that transformers reads, the first form it finds."""
+    forms = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
+    file = next((folder / form for form in forms if (folder / form).is_file()), None)
+    if file is None:
+        return []
+    if file.suffix != ".json":
+        return [file]
+    parts = set(json.loads(file.read_bytes())["weight_map"].values())
+    return [folder / part for part in sorted(parts)]
+
+
+def _check_ties(model: PreTrainedModel, pairs: Pairs, name: str, key: str) -> None:
+    """Refuse a model with two tensors where its configuration has one.
+
+    transformers trains both then, while the number of parameters and the estimate of memory are the
+    configuration's.
+
+    Raises:
+        BadInput: A pair of tensors that are tied has different numbers.
+    """
+    if apart := _untied(model, pairs):
+        two = " and ".join(apart[0])
+        raise BadInput(
+            f"{key}: tensors that config.json ties must have the same numbers, but {name} stores"
+            f" others for {two}; set tie_word_embeddings to false in its config.json, so that both"
+            f" are trained, or remove {apart[0][0]} from its files."
+        )
+
+
+def _tied(model: PreTrainedModel) -> Pairs:
+    """Return the names of the tensors that are one by the model's configuration, in pairs."""
+    return list(getattr(model, "all_tied_weights_keys", {}).items())
+
+
+def _untied(model: PreTrainedModel, pairs: Pairs) -> Pairs:
+    """Return those pairs of names that are two tensors of the model."""
+    return [
+        (one, other)
+        for one, other in pairs
+        if model.get_parameter_or_buffer(one) is not model.get_parameter_or_buffer(other)
+    ]
 
 
 def check_values(kind: ModelKind, model: Model, config: PreTrainedConfig) -> None:
@@ -160,8 +280,14 @@ def _extremes(tensor: torch.Tensor) -> tuple[float, float]:
 
 
 def is_quantized(config: PreTrainedConfig) -> bool:
-    """Return whether the weights are stored in a form that takes kernels of its own to load."""
-    return getattr(config, "quantization_config", None) is not None
+    """Return whether the weights are stored in a form that takes kernels of its own to load.
+
+    transformers ignores a form that it doesn't know, and reads the files as any others.
+    """
+    form = getattr(config, "quantization_config", None)
+    if not isinstance(form, dict):
+        return form is not None
+    return bool(AutoHfQuantizer.supports_quant_method(form))
 
 
 def load(auto: Any, name: str, key: str, *, new_head: bool = True, **options: Any) -> Loaded:
@@ -206,7 +332,7 @@ def load(auto: Any, name: str, key: str, *, new_head: bool = True, **options: An
         tensors = count_text(len(model.state_dict()), "tensor")
         problem = f"but those of {name} lack {len(lost)}: {_listed(lost)}"
         raise BadInput(f"{key}: the files must hold all {tensors} of {of}, {problem}; {instead}.")
-    return Loaded(model, new, loaded["unexpected_keys"])
+    return Loaded(model, new, set(loaded["unexpected_keys"]))
 
 
 def _of_head(model: PreTrainedModel, names: Collection[str], trust_remote_code: bool) -> set[str]:
@@ -239,6 +365,14 @@ def _shape(sizes: Sequence[int]) -> str:
 
 def _weight_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")])
+
+
+def _unread(folder: Path) -> str:
+    """Return the names of a folder's weight files if there is none that transformers reads."""
+    if _read_files(folder):
+        return ""
+    found = (file for suffix in _UNREAD for file in folder.glob(f"*{suffix}"))
+    return _listed([f"{file.name} ({_UNREAD[file.suffix]})" for file in sorted(found)])
 
 
 def _damaged(folder: Path) -> str:

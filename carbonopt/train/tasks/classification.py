@@ -191,11 +191,11 @@ class Classification(ExampleTask):
                 labels.read_labelled(workload.dataset), workload.dataset.content_column
             )
 
-        tokenizer = tokens.with_padding(tokens.expected_tokenizer(workload, texts))
+        tokenizer = tokens.with_padding(tokens.expected_tokenizer(workload, texts), workload.model)
         config = model.model_config(
             self.model_kind, workload, tokenizer, num_labels=_FEWEST_CLASSES
         )
-        config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        config.get_text_config().pad_token_id = tokens.padding_id(tokenizer, config)
         return config
 
     def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:

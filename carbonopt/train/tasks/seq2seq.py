@@ -253,15 +253,15 @@ class Seq2Seq(ExampleTask):
     def _cut_notes(self, train: "Encoded", evaluation: "Encoded") -> list[str]:
         notes = []
         for name, encoded in (("training", train), ("evaluation", evaluation)):
-            cuts = {"sources": encoded.cut_sources, "targets": len(encoded.cut_targets)}
-            for what, length in (
-                ("sources", self.workload.sequence_length),
-                ("targets", self._target_length),
+            length = self.workload.sequence_length
+            for what, cut, end, most in (
+                ("sources", encoded.cut_sources, encoded.kept_end, length),
+                ("targets", len(encoded.cut_targets), "first", self._target_length),
             ):
-                if cuts[what]:
+                if cut:
                     notes.append(
-                        f"{cuts[what]} of {len(encoded.sources)} {name} {what} were cut to {length}"
-                        " tokens."
+                        f"{cut} of {len(encoded.sources)} {name} {what} were cut to their {end}"
+                        f" {most} tokens."
                     )
         return notes
 

@@ -235,6 +235,21 @@ def test_special_tokens_stay_when_a_text_is_cut(tmp_path):
     assert tokenizer.decode(first).replace(" ", "") == "<cls>sun<sep>" and len(first) == 5
 
 
+@pytest.mark.parametrize(("side", "kept"), [("left", "last"), ("right", "first")])
+def test_the_note_on_cut_texts_says_which_tokens_were_kept(side, kept, tmp_path):
+    made, _ = prepared(of_rows(ROWS, tmp_path), tmp_path / "made")
+    AutoTokenizer.from_pretrained(made.tokenizer, truncation_side=side).save_pretrained(
+        tmp_path / "own"
+    )
+    changes = {"tokenizer": {"name_or_path": str(tmp_path / "own")}, "sequence_length": 4}
+    folder, summary = prepared(of_rows(ROWS, tmp_path, **changes), tmp_path / "prepared")
+    arrays = open_arrays(folder.root / "train")
+    row = AutoTokenizer.from_pretrained(folder.tokenizer).decode(arrays["tokens"][:4])
+    text = ROWS[0]["text"]
+    assert row == (text[-4:] if side == "left" else text[:4]) and text[-4:] != text[:4]
+    assert summary.notes and all(f"the {kept} were kept" in note for note in summary.notes)
+
+
 @pytest.mark.parametrize("length", [5, 16])
 def test_the_saved_tokenizer_cuts_and_pads_nothing_by_itself(length, tmp_path):
     kept, _ = prepared(of_rows(ROWS, tmp_path), tmp_path / "made")
@@ -278,6 +293,45 @@ def test_padding_and_fillers_change_no_logit(config, length, tmp_path):
             assert together[place].numpy() == pytest.approx(alone.numpy(), abs=1e-6)
         sums = task.sums(model, batch).reshape(3, 2)
     assert batch["weights"].tolist() == [1, 1, 0, 1] and sums[1].sum() == sums[2].sum() == 3
+
+
+@pytest.mark.parametrize("pad", [None, 3, 97])  # 97 is an a, which texts have
+@pytest.mark.parametrize("settings", [BERT, GPT2], ids=["encoder", "decoder"])
+def test_a_model_without_room_for_a_padding_token_is_padded_with_an_unused_one(
+    settings, pad, tmp_path
+):
+    fields = {"vocab_size": 256, "pad_token_id": pad, "bos_token_id": None, "eos_token_id": None}
+    config = AutoConfig.for_model(**{**settings, **fields, "num_labels": 2})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "model")
+    workload = {"model": {"name_or_path": str(tmp_path / "model")}, "tokenizer": {"kind": "byte"}}
+    rows = [{"text": "abcdefghijkl"[: 1 + n % 12], "label": n % 2} for n in range(40)]
+    workload = of_rows(rows, tmp_path, **workload, sequence_length=12)
+    folder, _ = prepared(workload, tmp_path / "prepared")
+    padding = AutoConfig.from_pretrained(folder.model_config).pad_token_id
+    assert padding == (3 if pad == 3 else 255)
+    tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
+    assert tokenizer.pad_token is None and len(tokenizer) == 256
+    model = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "model", config=AutoConfig.from_pretrained(folder.model_config)
+    ).eval()
+    task = task_for(parsed(workload).model_dump(mode="json"))
+    batch = task.examples(folder, "train").batch(np.array([0, 11, 3]))
+    with torch.no_grad():
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        together = model(**inputs).logits
+        alone = model(input_ids=batch["input_ids"][:1, :1]).logits[0]
+    assert batch["input_ids"][0].tolist() == [97, *[padding] * 11]
+    assert together[0].numpy() == pytest.approx(alone.numpy(), abs=1e-6)
+    task.expected_config()  # which `check` asks for before it knows the texts
+
+
+def test_texts_that_leave_no_id_for_the_padding_are_refused(tmp_path):
+    config = AutoConfig.for_model(**{**GPT2, "vocab_size": 2, "eos_token_id": None})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "model")
+    rows = [{"text": "ab"[: 1 + n % 2], "label": n % 2} for n in range(40)]
+    workload = {"model": {"name_or_path": str(tmp_path / "model")}, "tokenizer": {"kind": "char"}}
+    with pytest.raises(BadInput, match=r"all 2 ids .*resize_token_embeddings"):
+        prepared(of_rows(rows, tmp_path, **workload, sequence_length=4), tmp_path / "prepared")
 
 
 @pytest.mark.parametrize(

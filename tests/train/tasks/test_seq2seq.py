@@ -32,6 +32,8 @@ from carbonopt.study.input_files import input_files
 from carbonopt.study.study_checks import check
 from carbonopt.study.study_file import load_study, parse_study
 from carbonopt.train.data.packing import IGNORED
+from carbonopt.train.data.source_target import SourceTarget, encode
+from carbonopt.train.data.tokens import _bytes, complete
 from carbonopt.train.tasks.task import task_for
 
 LIBRARY = Path(__file__).parents[3] / "studies" / "library"
@@ -495,6 +497,19 @@ def test_what_the_settings_refuse(changes, said):
 # the preparation
 
 
+@pytest.mark.parametrize(("side", "kept"), [("left", "last"), ("right", "first")])
+def test_sources_are_cut_on_the_tokenizers_side_and_targets_at_their_end(side, kept):
+    tokenizer = _bytes().tokenizer
+    complete(tokenizer)
+    tokenizer.truncation_side = side
+    encoded = encode(tokenizer, [SourceTarget("abcdef", "uvwxyz", "here")], 4, 4)
+    end = tokenizer.eos_token
+    source = f"def{end}" if side == "left" else f"abc{end}"
+    assert tokenizer.decode(encoded.sources[0]) == source
+    assert tokenizer.decode(encoded.targets[0]) == "uvwx"
+    assert (encoded.cut_sources, encoded.kept_end, encoded.cut_targets) == (1, kept, [0])
+
+
 def test_what_is_left_out_cut_or_known_by_heart_is_counted(workload, tmp_path):
     repeated = rows("train")[:3]
     lacking = [{"question": "", "sql": "SELECT 1"}, {"question": "What?", "sql": None}]
@@ -521,8 +536,8 @@ def test_what_is_left_out_cut_or_known_by_heart_is_counted(workload, tmp_path):
     text = " ".join(made.notes)
     for sentence in (
         "2 of 452 training rows have no source or no target and were left out.",
-        f"{cut_sources} of 40 evaluation sources were cut to {SOURCE_LENGTH} tokens.",
-        f"{cut_targets} of 40 evaluation targets were cut to {longest} tokens.",
+        f"{cut_sources} of 40 evaluation sources were cut to their first {SOURCE_LENGTH} tokens.",
+        f"{cut_targets} of 40 evaluation targets were cut to their first {longest} tokens.",
         "3 of 40 evaluation targets are also targets of training rows",
         "evaluation targets can't be matched; of the first, ",
     ):
