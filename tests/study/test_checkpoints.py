@@ -201,7 +201,7 @@ def test_budget_counts_what_was_used_before_the_checkpoint_beside_other_workers(
         budget=SimpleNamespace(limits_energy=True),
     )
     runner._look_at_others()
-    assert runner._but_running_kwh == 4.0 + 5.0 + 2.0
+    assert runner._spent_elsewhere_kwh == 4.0 + 5.0 + 2.0
 
 
 def test_attempt_that_begins_again_counts_nothing_of_the_earlier_one(tmp_path: Path) -> None:
