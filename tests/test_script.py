@@ -721,26 +721,127 @@ def test_percentages_end_a_study_at_once(tmp_path: Path) -> None:
     assert len(exported(tmp_path / "out")) == 1
 
 
-def test_threads_may_report_while_another_one_steps(tmp_path: Path) -> None:
+RAISES = """
+class Stop(Exception): pass
+for step in range(1, 7):
+    run.step()
+    run.report(accuracy=step / 8)
+    if step == 4:
+        raise {error}
+"""
+WITHIN = "with carbon.run(total_steps=6) as run:\n" + textwrap.indent(RAISES, "    ")
+PLAIN = "run = carbon.run(total_steps=6)\n" + RAISES
+SHELLS = ["{}; echo done", "{} || true", "{} & wait", "echo; ({}; exit 0)"]
+
+
+def raising(lines: str, error: str, before: str = "", after: str = "") -> str:
+    return (
+        f"import sys\nimport carbonopt.script as carbon\n{before}{lines.format(error=error)}{after}"
+    )
+
+
+@pytest.mark.parametrize("lines", [PLAIN, WITHIN], ids=["plain", "with"])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_hides_no_error_that_ends_the_script(
+    shell: str, lines: str, tmp_path: Path
+) -> None:
+    command = shell.format(f"{PYTHON} train.py {{learning_rate}} {{my_width}}")
+    record = watched(raising(lines, "RuntimeError('boom')"), tmp_path, command=command)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "crash")
+    assert "RuntimeError: boom" in record.failure.text.splitlines()[0]
+    assert record.steps_done == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        ("MemoryError", TrialState.INFEASIBLE),
+        ("SystemExit(3)", TrialState.FAILED),
+        ("SystemExit('no data')", TrialState.FAILED),
+        ("SystemExit(0)", TrialState.COMPLETE),
+        ("SystemExit", TrialState.COMPLETE),
+    ],
+)
+def test_an_end_that_a_shell_hides_has_its_state(
+    error: str, state: TrialState, tmp_path: Path
+) -> None:
+    command = f"{PYTHON} train.py {{learning_rate}} {{my_width}}; true"
+    assert watched(raising(WITHIN, error), tmp_path, command=command).state == state
+
+
+@pytest.mark.parametrize("lines", [PLAIN, WITHIN], ids=["plain", "with"])
+@pytest.mark.parametrize("error", ["Stop", "StopIteration", "KeyboardInterrupt"])
+def test_an_error_that_the_script_catches_is_an_early_stop(
+    error: str, lines: str, tmp_path: Path
+) -> None:
+    caught = "except BaseException as e: assert type(e).__name__ in ('Stop', 'StopIteration', 'KeyboardInterrupt')\n"
+    script = raising("try:\n" + textwrap.indent(lines, "    "), error, after=f"\n{caught}")
+    record = watched(script, tmp_path)
+    assert (record.state, record.value, record.steps_done) == (TrialState.COMPLETE, 0.5, 4)
+
+
+def test_a_training_goes_on_after_an_error_that_the_script_catches(tmp_path: Path) -> None:
     script = """
-        import threading, time
         import carbonopt.script as carbon
-        run = carbon.run(total_steps=100)
-        def report():
-            for _ in range(40):
-                run.report(accuracy=0.9)
-        threads = [threading.Thread(target=report) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for _ in range(100):
-            time.sleep(0.002); run.step()
-        for thread in threads:
-            thread.join()
-        run.report(accuracy=0.8)
+        run = carbon.run(total_steps=4)
+        for first in (1, 3):
+            try:
+                with run:
+                    run.step(first)
+                    run.step(first + 1)
+                    if first == 1:
+                        raise ValueError
+            except ValueError:
+                pass
+        run.report(accuracy=0.5)
     """
-    record = watched(script, tmp_path, timeout_s=6.0)
-    assert (record.state, record.steps_done) == (TrialState.COMPLETE, 100)
-    assert record.evals[-1].value == 0.8
+    record = watched(script, tmp_path)
+    assert (record.state, record.steps_done, record.planned_steps) == (TrialState.COMPLETE, 4, None)
+
+
+THREADS = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+import carbonopt.script as carbon
+run = carbon.run(total_steps=6)
+pool = ThreadPoolExecutor(2)
+def steps():
+    for _ in range(3):
+        run.step()
+def report():
+    run.report(accuracy=0.75)
+"""
+REPORTED = {
+    "a pool evaluates": ("steps(); pool.submit(report); steps(); pool.shutdown()", False),
+    "a thread evaluates": (
+        "steps(); t = threading.Thread(target=report); t.start(); steps(); t.join()", False,
+    ),
+    "a pool trains": ("for _ in range(2): pool.submit(steps).result(); report()", True),
+    "a thread trains": (
+        "for _ in range(2):\n    t = threading.Thread(target=steps); t.start(); t.join(); report()",
+        True,
+    ),
+    "a thread does both": (
+        "t = threading.Thread(target=lambda: (steps(), report(), steps(), report())); t.start(); t.join()",
+        True,
+    ),
+    "another one prints": (
+        "pool.submit(print, 'on').result(); steps(); pool.submit(print, 'on'); steps(); report()",
+        True,
+    ),
+    "at the start": ("pool.submit(report).result(); steps(); steps(); report()", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", REPORTED)
+def test_no_thread_reports_while_another_one_trains(how: str, tmp_path: Path) -> None:
+    lines, is_right = REPORTED[how]
+    record = watched(THREADS + lines, tmp_path)
+    if is_right:
+        assert (record.state, record.steps_done) == (TrialState.COMPLETE, 6)
+    else:
+        assert (record.state, record.failure.kind) == (TrialState.FAILED, "bad_input")
+        assert "MainThread" in record.failure.text
 
 
 def test_a_report_costs_no_more_for_those_before_it(tmp_path: Path) -> None:

@@ -90,6 +90,13 @@ class Failed(Frozen):
     peak_memory_gib: float | None = None
 
 
+class Raised(Frozen):
+    """An error has ended a script's own process; its command may go on, and end with code 0."""
+
+    kind: FailureKind
+    text: str
+
+
 class Exited(Frozen):
     """The trial's processes ended.
 
@@ -111,6 +118,7 @@ Event = (
     | Remarked
     | Finished
     | Failed
+    | Raised
     | Exited
 )
 

@@ -163,6 +163,8 @@ class TrialWatch:
     # Reading of TRAIN at the last report of a step; None: no step has ended yet, or the program is
     # a script, whose work after its last step counts as no training.
     _at_report: Reading | None = None
+    # the error that ended the script's own process; None: none did, so far
+    _raised: events.Raised | None = None
     _has_saved: bool = False  # this attempt has a checkpoint of its own
     _ask_from: float = 0.0  # step from which the models are asked again whether to prune the trial
     _store_at: float = field(init=False)  # monotonic time at which storing is due
@@ -410,8 +412,13 @@ class TrialWatch:
             case events.Failed(kind=kind, text=text, peak_memory_gib=peak):
                 self._note(peak_memory_gib=peak)
                 self._fail(kind, text)
-            case events.Exited(code=0) if self.spec.program is not None:
+            case events.Raised():
+                self._raised = event
+            case events.Exited(code=0) if self.spec.program is not None and self._raised is None:
                 self._on_program_end()
+            case events.Exited(code=0) if self._raised is not None:
+                hidden = "an error ended the script, although its command ended with code 0"
+                self._fail(self._raised.kind, f"{hidden}: {self._raised.text}")
             case events.Exited(code=code):
                 self._on_exit(code)
 

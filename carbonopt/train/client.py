@@ -116,6 +116,10 @@ class Speaker:
     ) -> None:
         self._say("Failed", kind=kind, text=text, peak_memory_gib=peak_memory_gib)
 
+    def raised(self, kind: channel.FailureKind, text: str) -> None:
+        """Report the error that ends the script, which its command's exit code may hide."""
+        self._say("Raised", kind=kind, text=text)
+
     def _say(self, event: str, **fields: Any) -> None:
         """Send an event by its name.
 

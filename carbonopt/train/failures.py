@@ -76,7 +76,7 @@ def reported(
     return FINISHED_EXIT
 
 
-def ending(error: Exception) -> tuple[FailureKind, int, str]:
+def ending(error: BaseException) -> tuple[FailureKind, int, str]:
     """Return an error's kind, the exit code of a process that it ends, and its message."""
     if isinstance(error, BadInput):
         return "bad_input", BAD_INPUT_EXIT, str(error)
