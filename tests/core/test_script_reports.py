@@ -123,3 +123,48 @@ def test_a_line_in_colours_or_behind_a_progress_bar_is_the_last_one(last: str) -
         f'{{"accuracy": 0.25}}\n{last.replace("0.75", "NaN")}\n', ACCURACY, 10
     )
     assert of_nan.value is None
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        'INFO:root:{"accuracy": 0.95}',
+        '2026-01-01 12:00:00 {"accuracy": 0.95}',
+        "{'accuracy': 0.95}",
+        "{'accuracy': np.float64(0.95)}",
+        '0: {"accuracy": 0.95}',
+        '{\n  "loss": 0.1,\n  "accuracy": 0.95\n}',
+        '{"accuracy": 0.95} done',
+        '[{"accuracy": 0.95}]',
+        "{'accuracy': nan}",
+        "{'loss': 0.1, 'accuracy': '95%'}",
+    ],
+)
+def test_a_later_value_in_another_form_is_not_passed_over(later: str) -> None:
+    with pytest.raises(BadInput, match="accuracy"):
+        printed_evaluations(f'{{"accuracy": 0.55}}\n{later}\n', ACCURACY, 10)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        'INFO:root:{"accuracy": 0.55}',
+        "{'accuracy': 0.55}",
+        '{"metric": "accuracy", "value": 3}',
+        '{"val_accuracy": 0.95}',
+        "{'accuracy': 'higher is better'}",
+        "accuracy: 0.95",
+        '{"loss": 0.1}',
+    ],
+)
+def test_what_says_no_other_value_may_follow_the_last_one(beside: str) -> None:
+    (point,) = printed_evaluations(f'{{"accuracy": 0.55}}\n{beside}\n', ACCURACY, 10)
+    assert point.value == 0.55
+    (last,) = printed_evaluations(f'{beside}\n{{"accuracy": 0.6}}', ACCURACY, 10)
+    assert last.value == 0.6
+
+
+@pytest.mark.parametrize("value", ["null", "NaN"])
+def test_a_printed_null_has_diverged_as_nan_has(value: str) -> None:
+    (point,) = printed_evaluations(f'{{"accuracy": 0.5}}\n{{"accuracy": {value}}}', ACCURACY, 10)
+    assert point.value is None
