@@ -53,11 +53,12 @@ def whole(name: str, value: object, lowest: int) -> int:
     """
     number = None
     if _may_be_number(value):
-        with contextlib.suppress(TypeError):
-            if isinstance(value, float) and value.is_integer():
-                number = int(value)
-            else:
-                number = operator.index(value)  # type: ignore[arg-type]
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                real = float(value)  # type: ignore[arg-type]
+                number = int(real) if real.is_integer() else None
     if number is None or not lowest <= number <= LARGEST_COUNT:
         raise BadInput(
             f"{name} must be a whole number from {lowest} to {LARGEST_COUNT:g}, but is"
