@@ -2,11 +2,13 @@
 
 import json
 import os
+import py_compile
 import shlex
 import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -943,6 +945,12 @@ REFUSED = {
         "no program no-such-program",
     ),
     "no script": ({"command": "python missing.py {learning_rate} {my_width}"}, "missing.py"),
+    "no archive": ({"command": "python missing.zip {learning_rate} {my_width}"}, "no file"),
+    "no bytecode": ({"command": "python missing.pyc {learning_rate} {my_width}"}, "no file"),
+    "no script to split": (
+        {"command": "env -S 'python missing.py' {learning_rate} {my_width}"},
+        "/missing.py",
+    ),
     "unknown placeholder": (
         {"command": "python train.py {lr} {my_width}"},
         "unknown placeholder {lr}",
@@ -1014,6 +1022,29 @@ def test_a_dimension_s_name_may_be_a_method_s_elsewhere(tmp_path: Path) -> None:
 def test_what_can_not_be_is_refused(changes: dict, said: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=said):
         check(load_study(study_of(tmp_path, **{"script": LOOP, **changes})))
+
+
+RUNS = ["t.zip", "t.pyz", "t.pyc", "link.py", "env -S 'python t.py'"]
+
+
+@pytest.mark.parametrize("given", RUNS)
+def test_what_python_runs_is_taken_as_it_is(given: str, tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "helper.py").write_text("")
+    (real / "t.py").write_text("import helper\n" + LOOP)
+    (tmp_path / "link.py").symlink_to("real/t.py")
+    (tmp_path / "t.py").write_text(LOOP)
+    py_compile.compile(str(tmp_path / "t.py"), str(tmp_path / "t.pyc"))
+    for name in ("t.zip", "t.pyz"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("__main__.py", LOOP)
+    command = given if given.startswith("env") else f"python {given}"
+    study = study_of(tmp_path, command=f"{command} {{learning_rate}} {{my_width}}")
+    config = load_study(study)
+    check(config)
+    task = Script(ScriptWorkload(**config.workload.model_dump(exclude={"task"})))
+    assert not any("helper" in note for note in task.notes(config.search.space, config.quality))
 
 
 def test_a_step_as_wide_as_its_range_has_both_ends(tmp_path: Path) -> None:

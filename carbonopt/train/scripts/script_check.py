@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
@@ -342,6 +343,12 @@ def _check_source(source: Path) -> None:
                 f"workload.command: {source.parent} is a folder without a __main__.py; give the"
                 " path of a script."
             )
+    if not is_file(source):
+        raise BadInput(
+            f"workload.command: no file {source}; give an existing one, or workload.folder."
+        )
+    if source.suffix == ".pyc" or zipfile.is_zipfile(source):
+        return  # Python runs it without a source
     try:
         ast.parse(source.read_bytes())
     except (SyntaxError, ValueError) as error:
