@@ -15,6 +15,7 @@ import pytest
 import yaml
 from commands import refusal, within
 
+from carbonopt.cli.check_text import describe_study
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
@@ -1045,6 +1046,35 @@ def test_what_python_runs_is_taken_as_it_is(given: str, tmp_path: Path) -> None:
     check(config)
     task = Script(ScriptWorkload(**config.workload.model_dump(exclude={"task"})))
     assert not any("helper" in note for note in task.notes(config.search.space, config.quality))
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("ssh host python train.py", "ssh"),
+        ("nohup /usr/bin/docker run --rm image python train.py", "docker"),
+        ("bash -c 'sbatch --wait job.sh $0'", "sbatch"),
+        ("tmux new -d 'python train.py'", "tmux"),
+        ("python train.py --host ssh docker", None),
+        ("nice python train.py screen", None),
+    ],
+)
+def test_a_program_that_starts_others_elsewhere_is_noted(
+    command: str, named: str | None, tmp_path: Path
+) -> None:
+    study = study_of(tmp_path, command=f"{command} {{learning_rate}} {{my_width}}")
+    config = load_study(study)
+    task = Script(ScriptWorkload(**config.workload.model_dump(exclude={"task"})))
+    notes = task.notes(config.search.space, config.quality)
+    said = [note.split()[0] for note in notes if "another process" in note]
+    assert said == ([] if named is None else [named])
+
+
+@pytest.mark.parametrize("command", ["true", "python train.py"])
+def test_check_says_whether_edits_of_the_script_are_noticed(command: str, tmp_path: Path) -> None:
+    study = study_of(tmp_path, command=f"{command} {{learning_rate}} {{my_width}}")
+    text = describe_study(check(load_study(study)))
+    assert ("not noticed" in text) == (command == "true")
 
 
 def test_a_step_as_wide_as_its_range_has_both_ends(tmp_path: Path) -> None:
