@@ -273,6 +273,27 @@ def test_what_a_script_forks_does_not_speak_for_it(tmp_path: Path) -> None:
     assert [(point.step, point.value) for point in record.evals] == [(2, 0.5)]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_training_in_a_process_of_its_own_is_named_where_it_is_not_heard(
+    method: str, tmp_path: Path
+) -> None:
+    script = f"""
+        import multiprocessing
+        import carbonopt.script as carbon
+        def train(run):
+            run.step()
+            run.report(accuracy=0.9)
+        if __name__ == "__main__":
+            run = carbon.run(total_steps=1)
+            child = multiprocessing.get_context("{method}").Process(target=train, args=(run,))
+            child.start()
+            child.join()
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "no_quality")
+    assert "made no step" in record.failure.text and "forks" in record.failure.text
+
+
 def test_steps_are_known_where_the_quality_is_printed(tmp_path: Path) -> None:
     record = watched(BEGIN + "    run.step()\n" + PRINTED("{'accuracy': 0.5}"), tmp_path)
     assert (record.state, record.value, record.evals[-1].step) == (TrialState.COMPLETE, 0.5, 2)

@@ -637,6 +637,13 @@ class TrialWatch:
                 f'report it by carbonopt.script, or print one line of JSON at its end: {{"{name}":'
                 " VALUE}"
             )
+            if not self._phase_untold:
+                report = (
+                    "report it in the process that calls carbonopt.script.run: what processes say"
+                    " that this one starts or forks does not count"
+                )
+            if not self._phase_untold and not self.so_far.steps_done:
+                report = f"that process made no step either; {report}"
             self._fail(
                 "no_quality",
                 f"the script ended without saying its {name}, the quality of the target; {report}",
