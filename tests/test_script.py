@@ -793,6 +793,25 @@ def test_an_end_that_a_shell_hides_has_its_state(
     assert watched(raising(WITHIN, error), tmp_path, command=command).state == state
 
 
+@pytest.mark.parametrize("number", [9, 11, 6])
+@pytest.mark.parametrize("shell", [*SHELLS, "sh -c '{}; echo done'"])
+def test_a_shell_hides_no_signal_that_ends_the_script(
+    shell: str, number: int, tmp_path: Path
+) -> None:
+    command = shell.format(f"{PYTHON} train.py {{learning_rate}} {{my_width}}")
+    script = raising(PLAIN, f"Stop(os.kill(os.getpid(), {number}))", "import os\n")
+    record = watched(script, tmp_path, command=command)
+    assert (record.state, record.steps_done) == (TrialState.FAILED, 4)
+    assert "signal" in record.failure.text.splitlines()[0]
+
+
+@pytest.mark.parametrize("shell", ["{}", "{} 2>&1 | tee log.txt", *SHELLS])
+def test_a_script_may_leave_python_by_itself(shell: str, tmp_path: Path) -> None:
+    command = shell.format(f"{PYTHON} train.py {{learning_rate}} {{my_width}}")
+    record = watched(raising(PLAIN, "Stop(os._exit(0))", "import os\n"), tmp_path, command=command)
+    assert (record.state, record.value) == (TrialState.COMPLETE, 0.5)
+
+
 @pytest.mark.parametrize("lines", [PLAIN, WITHIN], ids=["plain", "with"])
 @pytest.mark.parametrize("error", ["Stop", "StopIteration", "KeyboardInterrupt"])
 def test_an_error_that_the_script_catches_is_an_early_stop(

@@ -90,11 +90,11 @@ class Failed(Frozen):
     peak_memory_gib: float | None = None
 
 
-class Raised(Frozen):
-    """An error has ended a script's own process; its command may go on, and end with code 0."""
+class Left(Frozen):
+    """A script's own process ends as Python does; its command may go on, and end with code 0."""
 
-    kind: FailureKind
-    text: str
+    kind: FailureKind | None = None  # None: no error ends it
+    text: str = ""
 
 
 class Exited(Frozen):
@@ -118,7 +118,7 @@ Event = (
     | Remarked
     | Finished
     | Failed
-    | Raised
+    | Left
     | Exited
 )
 

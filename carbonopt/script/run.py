@@ -367,14 +367,15 @@ class Run:
     def _at_exit(self) -> None:
         """Send the last step of a script that exits without having called `end`.
 
-        An error that ends the process is sent, too: a shell may hide its exit code.
+        That the process ends is sent, too, with the error that ends it: a shell may hide its exit
+        code.
         """
         if self._is_followed and (speaker := _speaker()) is not None:
             with self._lock, suppress(OSError):  # the study has ended the trial
                 speaker.catch_up()
-                if (error := self._ended_by()) is not None:
-                    kind, _, text = ending(error)
-                    speaker.raised(kind, text)
+                error = self._ended_by()
+                kind, _, text = (None, 0, "") if error is None else ending(error)
+                speaker.left(kind, text)
 
     def _ended_by(self) -> Exception | SystemExit | None:
         """Return the error that ends this process, as far as is known."""

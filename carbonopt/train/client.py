@@ -116,9 +116,12 @@ class Speaker:
     ) -> None:
         self._say("Failed", kind=kind, text=text, peak_memory_gib=peak_memory_gib)
 
-    def raised(self, kind: channel.FailureKind, text: str) -> None:
-        """Report the error that ends the script, which its command's exit code may hide."""
-        self._say("Raised", kind=kind, text=text)
+    def left(self, kind: channel.FailureKind | None, text: str) -> None:
+        """Report that the process ends, with the error that ends it, if any.
+
+        Its command may hide its exit code.
+        """
+        self._say("Left", kind=kind, text=text)
 
     def _say(self, event: str, **fields: Any) -> None:
         """Send an event by its name.
