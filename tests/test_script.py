@@ -781,6 +781,7 @@ def test_a_shell_hides_no_error_that_ends_the_script(
     [
         ("MemoryError", TrialState.INFEASIBLE),
         ("SystemExit(3)", TrialState.FAILED),
+        ("Stop", TrialState.FAILED),
         ("SystemExit('no data')", TrialState.FAILED),
         ("SystemExit(0)", TrialState.COMPLETE),
         ("SystemExit", TrialState.COMPLETE),

@@ -634,13 +634,12 @@ class TrialWatch:
                 f'report it by carbonopt.script, or print one line of JSON at its end: {{"{name}":'
                 " VALUE}"
             )
-            if not self._phase_untold:
-                report = (
-                    "report it in the process that calls carbonopt.script.run: what processes say"
-                    " that this one starts or forks does not count"
-                )
-            if not self._phase_untold and not self.so_far.steps_done:
-                report = f"that process made no step either; {report}"
+            process = "the process that calls carbonopt.script.run"
+            unheard = "processes that it starts or forks are not heard"
+            if not self._phase_untold and self.so_far.steps_done:
+                report = f"report it in {process}: {unheard}"
+            elif not self._phase_untold:
+                report = f"{process} made no step: train and report in it, since {unheard}"
             self._fail(
                 "no_quality",
                 f"the script ended without saying its {name}, the quality of the target; {report}",
