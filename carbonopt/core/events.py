@@ -90,7 +90,7 @@ class Failed(Frozen):
     peak_memory_gib: float | None = None
 
 
-class Left(Frozen):
+class ScriptEnded(Frozen):
     """A script's own process ends as Python does; its command may go on, and end with code 0."""
 
     kind: FailureKind | None = None  # None: no error ends it
@@ -118,7 +118,7 @@ Event = (
     | Remarked
     | Finished
     | Failed
-    | Left
+    | ScriptEnded
     | Exited
 )
 

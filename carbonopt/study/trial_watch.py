@@ -163,7 +163,7 @@ class TrialWatch:
     # Reading of TRAIN at the last report of a step; None: no step has ended yet, or the program is
     # a script, whose work after its last step counts as no training.
     _at_report: Reading | None = None
-    _left: events.Left | None = None  # the end of the script's own process
+    _left: events.ScriptEnded | None = None  # the end of the script's own process
     _has_saved: bool = False  # this attempt has a checkpoint of its own
     _ask_from: float = 0.0  # step from which the models are asked again whether to prune the trial
     _store_at: float = field(init=False)  # monotonic time at which storing is due
@@ -411,7 +411,7 @@ class TrialWatch:
             case events.Failed(kind=kind, text=text, peak_memory_gib=peak):
                 self._note(peak_memory_gib=peak)
                 self._fail(kind, text)
-            case events.Left():
+            case events.ScriptEnded():
                 self._left = event
             case events.Exited(code=0) if self.spec.program is not None:
                 if not self._failed_within():

@@ -121,7 +121,7 @@ class Speaker:
 
         Its command may hide its exit code.
         """
-        self._say("Left", kind=kind, text=text)
+        self._say("ScriptEnded", kind=kind, text=text)
 
     def _say(self, event: str, **fields: Any) -> None:
         """Send an event by its name.
