@@ -2,17 +2,20 @@
 
 import json
 import os
+import py_compile
 import shlex
 import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import refusal, within
 
+from carbonopt.cli.check_text import describe_study
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
@@ -268,6 +271,27 @@ def test_what_a_script_forks_does_not_speak_for_it(tmp_path: Path) -> None:
     """
     record = watched(script, tmp_path)
     assert [(point.step, point.value) for point in record.evals] == [(2, 0.5)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_training_in_a_process_of_its_own_is_named_where_it_is_not_heard(
+    method: str, tmp_path: Path
+) -> None:
+    script = f"""
+        import multiprocessing
+        import carbonopt.script as carbon
+        def train(run):
+            run.step()
+            run.report(accuracy=0.9)
+        if __name__ == "__main__":
+            run = carbon.run(total_steps=1)
+            child = multiprocessing.get_context("{method}").Process(target=train, args=(run,))
+            child.start()
+            child.join()
+    """
+    record = watched(script, tmp_path)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "no_quality")
+    assert "made no step" in record.failure.text and "forks" in record.failure.text
 
 
 def test_steps_are_known_where_the_quality_is_printed(tmp_path: Path) -> None:
@@ -721,26 +745,147 @@ def test_percentages_end_a_study_at_once(tmp_path: Path) -> None:
     assert len(exported(tmp_path / "out")) == 1
 
 
-def test_threads_may_report_while_another_one_steps(tmp_path: Path) -> None:
+RAISES = """
+class Stop(Exception): pass
+for step in range(1, 7):
+    run.step()
+    run.report(accuracy=step / 8)
+    if step == 4:
+        raise {error}
+"""
+WITHIN = "with carbon.run(total_steps=6) as run:\n" + textwrap.indent(RAISES, "    ")
+PLAIN = "run = carbon.run(total_steps=6)\n" + RAISES
+SHELLS = ["{}; echo done", "{} || true", "{} & wait", "echo; ({}; exit 0)"]
+
+
+def raising(lines: str, error: str, before: str = "", after: str = "") -> str:
+    return (
+        f"import sys\nimport carbonopt.script as carbon\n{before}{lines.format(error=error)}{after}"
+    )
+
+
+@pytest.mark.parametrize("lines", [PLAIN, WITHIN], ids=["plain", "with"])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_hides_no_error_that_ends_the_script(
+    shell: str, lines: str, tmp_path: Path
+) -> None:
+    command = shell.format(f"{PYTHON} train.py {{learning_rate}} {{my_width}}")
+    record = watched(raising(lines, "RuntimeError('boom')"), tmp_path, command=command)
+    assert (record.state, record.failure.kind) == (TrialState.FAILED, "crash")
+    assert "RuntimeError: boom" in record.failure.text.splitlines()[0]
+    assert record.steps_done == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        ("MemoryError", TrialState.INFEASIBLE),
+        ("SystemExit(3)", TrialState.FAILED),
+        ("Stop", TrialState.FAILED),
+        ("SystemExit('no data')", TrialState.FAILED),
+        ("SystemExit(0)", TrialState.COMPLETE),
+        ("SystemExit", TrialState.COMPLETE),
+    ],
+)
+def test_an_end_that_a_shell_hides_has_its_state(
+    error: str, state: TrialState, tmp_path: Path
+) -> None:
+    command = f"{PYTHON} train.py {{learning_rate}} {{my_width}}; true"
+    assert watched(raising(WITHIN, error), tmp_path, command=command).state == state
+
+
+@pytest.mark.parametrize("number", [9, 11, 6])
+@pytest.mark.parametrize("shell", [*SHELLS, "sh -c '{}; echo done'"])
+def test_a_shell_hides_no_signal_that_ends_the_script(
+    shell: str, number: int, tmp_path: Path
+) -> None:
+    command = shell.format(f"{PYTHON} train.py {{learning_rate}} {{my_width}}")
+    script = raising(PLAIN, f"Stop(os.kill(os.getpid(), {number}))", "import os\n")
+    record = watched(script, tmp_path, command=command)
+    assert (record.state, record.steps_done) == (TrialState.FAILED, 4)
+    assert "signal" in record.failure.text.splitlines()[0]
+
+
+@pytest.mark.parametrize("shell", ["{}", "{} 2>&1 | tee log.txt", *SHELLS])
+def test_a_script_may_leave_python_by_itself(shell: str, tmp_path: Path) -> None:
+    command = shell.format(f"{PYTHON} train.py {{learning_rate}} {{my_width}}")
+    record = watched(raising(PLAIN, "Stop(os._exit(0))", "import os\n"), tmp_path, command=command)
+    assert (record.state, record.value) == (TrialState.COMPLETE, 0.5)
+
+
+@pytest.mark.parametrize("lines", [PLAIN, WITHIN], ids=["plain", "with"])
+@pytest.mark.parametrize("error", ["Stop", "StopIteration", "KeyboardInterrupt"])
+def test_an_error_that_the_script_catches_is_an_early_stop(
+    error: str, lines: str, tmp_path: Path
+) -> None:
+    caught = "except BaseException as e: assert type(e).__name__ in ('Stop', 'StopIteration', 'KeyboardInterrupt')\n"
+    script = raising("try:\n" + textwrap.indent(lines, "    "), error, after=f"\n{caught}")
+    record = watched(script, tmp_path)
+    assert (record.state, record.value, record.steps_done) == (TrialState.COMPLETE, 0.5, 4)
+
+
+def test_a_training_goes_on_after_an_error_that_the_script_catches(tmp_path: Path) -> None:
     script = """
-        import threading, time
         import carbonopt.script as carbon
-        run = carbon.run(total_steps=100)
-        def report():
-            for _ in range(40):
-                run.report(accuracy=0.9)
-        threads = [threading.Thread(target=report) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for _ in range(100):
-            time.sleep(0.002); run.step()
-        for thread in threads:
-            thread.join()
-        run.report(accuracy=0.8)
+        run = carbon.run(total_steps=4)
+        for first in (1, 3):
+            try:
+                with run:
+                    run.step(first)
+                    run.step(first + 1)
+                    if first == 1:
+                        raise ValueError
+            except ValueError:
+                pass
+        run.report(accuracy=0.5)
     """
-    record = watched(script, tmp_path, timeout_s=6.0)
-    assert (record.state, record.steps_done) == (TrialState.COMPLETE, 100)
-    assert record.evals[-1].value == 0.8
+    record = watched(script, tmp_path)
+    assert (record.state, record.steps_done, record.planned_steps) == (TrialState.COMPLETE, 4, None)
+
+
+THREADS = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+import carbonopt.script as carbon
+run = carbon.run(total_steps=6)
+pool = ThreadPoolExecutor(2)
+def steps():
+    for _ in range(3):
+        run.step()
+def report():
+    run.report(accuracy=0.75)
+"""
+REPORTED = {
+    "a pool evaluates": ("steps(); pool.submit(report); steps(); pool.shutdown()", False),
+    "a thread evaluates": (
+        "steps(); t = threading.Thread(target=report); t.start(); steps(); t.join()", False,
+    ),
+    "a pool trains": ("for _ in range(2): pool.submit(steps).result(); report()", True),
+    "a thread trains": (
+        "for _ in range(2):\n    t = threading.Thread(target=steps); t.start(); t.join(); report()",
+        True,
+    ),
+    "a thread does both": (
+        "t = threading.Thread(target=lambda: (steps(), report(), steps(), report())); t.start(); t.join()",
+        True,
+    ),
+    "another one prints": (
+        "pool.submit(print, 'on').result(); steps(); pool.submit(print, 'on'); steps(); report()",
+        True,
+    ),
+    "at the start": ("pool.submit(report).result(); steps(); steps(); report()", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", REPORTED)
+def test_no_thread_reports_while_another_one_trains(how: str, tmp_path: Path) -> None:
+    lines, is_right = REPORTED[how]
+    record = watched(THREADS + lines, tmp_path)
+    if is_right:
+        assert (record.state, record.steps_done) == (TrialState.COMPLETE, 6)
+    else:
+        assert (record.state, record.failure.kind) == (TrialState.FAILED, "bad_input")
+        assert "MainThread" in record.failure.text
 
 
 def test_a_report_costs_no_more_for_those_before_it(tmp_path: Path) -> None:
@@ -842,6 +987,12 @@ REFUSED = {
         "no program no-such-program",
     ),
     "no script": ({"command": "python missing.py {learning_rate} {my_width}"}, "missing.py"),
+    "no archive": ({"command": "python missing.zip {learning_rate} {my_width}"}, "no file"),
+    "no bytecode": ({"command": "python missing.pyc {learning_rate} {my_width}"}, "no file"),
+    "no script to split": (
+        {"command": "env -S 'python missing.py' {learning_rate} {my_width}"},
+        "/missing.py",
+    ),
     "unknown placeholder": (
         {"command": "python train.py {lr} {my_width}"},
         "unknown placeholder {lr}",
@@ -913,6 +1064,58 @@ def test_a_dimension_s_name_may_be_a_method_s_elsewhere(tmp_path: Path) -> None:
 def test_what_can_not_be_is_refused(changes: dict, said: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=said):
         check(load_study(study_of(tmp_path, **{"script": LOOP, **changes})))
+
+
+RUNS = ["t.zip", "t.pyz", "t.pyc", "link.py", "env -S 'python t.py'"]
+
+
+@pytest.mark.parametrize("given", RUNS)
+def test_what_python_runs_is_taken_as_it_is(given: str, tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "helper.py").write_text("")
+    (real / "t.py").write_text("import helper\n" + LOOP)
+    (tmp_path / "link.py").symlink_to("real/t.py")
+    (tmp_path / "t.py").write_text(LOOP)
+    py_compile.compile(str(tmp_path / "t.py"), str(tmp_path / "t.pyc"))
+    for name in ("t.zip", "t.pyz"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("__main__.py", LOOP)
+    command = given if given.startswith("env") else f"python {given}"
+    study = study_of(tmp_path, command=f"{command} {{learning_rate}} {{my_width}}")
+    config = load_study(study)
+    check(config)
+    task = Script(ScriptWorkload(**config.workload.model_dump(exclude={"task"})))
+    assert not any("helper" in note for note in task.notes(config.search.space, config.quality))
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("ssh host python train.py", "ssh"),
+        ("nohup /usr/bin/docker run --rm image python train.py", "docker"),
+        ("bash -c 'sbatch --wait job.sh $0'", "sbatch"),
+        ("tmux new -d 'python train.py'", "tmux"),
+        ("python train.py --host ssh docker", None),
+        ("nice python train.py screen", None),
+    ],
+)
+def test_a_program_that_starts_others_elsewhere_is_noted(
+    command: str, named: str | None, tmp_path: Path
+) -> None:
+    study = study_of(tmp_path, command=f"{command} {{learning_rate}} {{my_width}}")
+    config = load_study(study)
+    task = Script(ScriptWorkload(**config.workload.model_dump(exclude={"task"})))
+    notes = task.notes(config.search.space, config.quality)
+    said = [note.split()[0] for note in notes if "another process" in note]
+    assert said == ([] if named is None else [named])
+
+
+@pytest.mark.parametrize("command", ["true", "python train.py"])
+def test_check_says_whether_edits_of_the_script_are_noticed(command: str, tmp_path: Path) -> None:
+    study = study_of(tmp_path, command=f"{command} {{learning_rate}} {{my_width}}")
+    text = describe_study(check(load_study(study)))
+    assert ("not noticed" in text) == (command == "true")
 
 
 def test_a_step_as_wide_as_its_range_has_both_ends(tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def _script_inputs(config: StudyConfig) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     named = ", ".join(names[:_MOST_NAMED]) or "no file that its command names"
     unknown = "if it opens files whose names it computes, list them in workload.files"
+    if not names:
+        unknown = "edits of the script are not noticed: list it and its modules in workload.files"
     return _INDENT.join([f"{named}{more}", unknown])
 
 

@@ -90,6 +90,13 @@ class Failed(Frozen):
     peak_memory_gib: float | None = None
 
 
+class ScriptEnded(Frozen):
+    """A script's own process ends as Python does; its command may go on, and end with code 0."""
+
+    kind: FailureKind | None = None  # None: no error ends it
+    text: str = ""
+
+
 class Exited(Frozen):
     """The trial's processes ended.
 
@@ -111,6 +118,7 @@ Event = (
     | Remarked
     | Finished
     | Failed
+    | ScriptEnded
     | Exited
 )
 

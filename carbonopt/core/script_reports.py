@@ -25,6 +25,11 @@ LARGEST_VALUE = 1e100
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # A progress bar of tqdm, whose line a print continues: 50%|## | 1/2 [00:01<00:01, 1.00it/s]
 _BEFORE_JSON = re.compile(r"^[^{]*\[\d+:\d\d[^{\]]*\]\s*(?=\{)")
+# What may be a value behind a name in quotes: 0.9, np.float64(0.9), "95%", null.
+_VALUE = (
+    r"""\s*[:=]\s*(?:[\w.]+\(\s*)?["']?"""
+    r"([-+]?[\d.][-+\w.]*%?|(?i:[-+]?(?:nan|inf|infinity|none|null)\b))"
+)
 _PERCENT_FROM = 1.01  # a share of up to this may be 1 with the error of a bfloat16
 
 
@@ -48,11 +53,12 @@ def whole(name: str, value: object, lowest: int) -> int:
     """
     number = None
     if _may_be_number(value):
-        with contextlib.suppress(TypeError):
-            if isinstance(value, float) and value.is_integer():
-                number = int(value)
-            else:
-                number = operator.index(value)  # type: ignore[arg-type]
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                real = float(value)  # type: ignore[arg-type]
+                number = int(real) if real.is_integer() else None
     if number is None or not lowest <= number <= LARGEST_COUNT:
         raise BadInput(
             f"{name} must be a whole number from {lowest} to {LARGEST_COUNT:g}, but is"
@@ -174,20 +180,26 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reporte
     line may have `step` (else it is `steps`) and `count`.
 
     Raises:
-        BadInput: as `evaluation`; if that line can't be read, since an earlier one would be of
-            another evaluation; and as `check_steps`.
+        BadInput: as `evaluation`; if that line can't be read, or a later one has another value in
+            another form, since an earlier one would be of another evaluation; and as `check_steps`.
     """
 
     points: list[Reported] = []  # the last one first
+    later: list[str] = []  # the lines behind it
     # splitlines would end a line within a text, too, at signs that JSON allows there
     for line in reversed(re.split(r"[\r\n]+", said)):
         try:
             printed = _printed_object(line, quality)
             if printed is None or (points and "step" not in printed):
+                later += [line] if not points else []
                 continue
             step = whole("step", printed.get("step", steps), 1)
-            values: dict[str, object] = {quality.name: printed[quality.name]}
+            value = printed[quality.name]
+            # Loggers write NaN as null.
+            values: dict[str, object] = {quality.name: math.nan if value is None else value}
             point = evaluation(quality, values, printed.get("count"), step)
+            if not points:
+                _check_later(later, quality.name, values[quality.name])
         except BadInput:
             if not points:
                 raise
@@ -197,6 +209,28 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reporte
             return points
     check_steps("the script must print", points[::-1])
     return points[:1]
+
+
+def _check_later(lines: Sequence[str], name: str, value: object) -> None:
+    """Refuse a value that was printed after the last JSON line, in a form that is not read.
+
+    Examples are a logger's or a launcher's prefix before the JSON, a dict's repr and JSON over
+    several lines. The value of the JSON line may be there again.
+
+    Raises:
+        BadInput: if a line has the quality's name in quotes with another value.
+    """
+    named = re.compile(rf"""["']{re.escape(name)}["']{_VALUE}""")
+    for line in lines:
+        for found in named.finditer(line):
+            with contextlib.suppress(ValueError):
+                if float(found[1]) == float(str(value)):
+                    continue
+            raise BadInput(
+                f"the last {name} that is printed must be in a line of JSON alone, such as"
+                f' {{"{name}": VALUE}}, but a later line is {shortened(line.strip())}; print it'
+                " so, or give workload.quality_from a pattern."
+            )
 
 
 def _printed_object(line: str, quality: Quality) -> dict[str, Any] | None:

@@ -37,7 +37,18 @@ def headline(study: StudyView) -> str:
         if closest is not None and rec.target.is_met_by(closest.value):
             had = f"one had {quality.name} {quality.text(closest.value)} when it ended"
             return f"No trial met the target and completed; {had} (target: {_target(study)})"
-        had = f"the closest had {quality.text(closest.value)}" if closest else "none was evaluated"
+        best = None if closest else _best_evaluation(study)
+        if best is not None and rec.target.is_met_by(best):
+            had = f"one had {quality.name} {quality.text(best)} before its last evaluation"
+            return f"No trial met the target and completed; {had} (target: {_target(study)})"
+        if closest is not None:
+            had = f"the closest had {quality.text(closest.value)}"
+        elif best is not None:
+            had = f"the best evaluation had {quality.text(best)}, and the last ones are not finite"
+        elif any(record.evals for record in study.data.records):
+            had = "no evaluation is finite"
+        else:
+            had = "none was evaluated"
         return f"No trial reached the target, {quality.name} {_target(study)}; {had}"
     at_quality = (
         f"at the target quality{_qualification(study)}: {short_params(rec.params, study.varied)}"
@@ -59,6 +70,13 @@ def headline(study: StudyView) -> str:
             f"{nothing} was confirmed to meet the target: {short_params(rec.params, study.varied)}"
         )
     return f"No trial emitted less CO2e than the baseline {at_quality}"
+
+
+def _best_evaluation(study: StudyView) -> float | None:
+    """Return the best value that any trial was evaluated with; None if none is finite."""
+    points = [point for record in study.data.records for point in record.evals]
+    values = [point.value for point in points if point.value is not None]
+    return min(values, key=study.quality.rank, default=None)
 
 
 def refutation_text(study: StudyView) -> str:

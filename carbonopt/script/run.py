@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import os
 import resource
 import socket
@@ -38,7 +39,7 @@ class Run:
 
     Every rank has to make the same calls, since all ranks wait for each other where a phase
     changes. Outside a study its methods do nothing. Threads of a rank may share it: their calls
-    wait for each other.
+    wait for each other. The thread that makes the steps has to report, or the main thread.
 
     Args:
         total_steps: number of optimizer steps of the whole training, from 1 on. None: the study
@@ -62,6 +63,8 @@ class Run:
         self._has_stepped = False  # a training that goes on begins with a later step than 1
         self._stage: Stage | None = None  # None: the usual stage of the phase
         self._block: str | None = None  # the block that the script is in
+        self._exited: SystemExit | None = None  # left the `with` block with another code than 0
+        self._stepper: threading.Thread | None = None  # the thread that made the last step
         self.has_reported, self.has_ended = False, False
         self._cores = CpuWait()
         self._owner = os.getpid() if in_study() else None
@@ -77,10 +80,11 @@ class Run:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            self._failed(error)
-        elif error is None:
+        # An error may be the script's way to stop early. `_at_exit` tells if it ends the process.
+        if error is None:
             self.end()
+        elif isinstance(error, SystemExit) and error.code:
+            self._exited = error
 
     @property
     def _is_followed(self) -> bool:
@@ -197,6 +201,7 @@ class Run:
                 " block before."
             )
         is_first, self._has_stepped = not self._has_stepped, True
+        self._stepper = threading.current_thread()
         with self._refusals_sent():
             number = (
                 self._step + 1
@@ -280,10 +285,12 @@ class Run:
 
         Raises:
             BadInput: if the target's quality is not among the qualities or can't have such a value,
-                if another quality is no number, or if `count` is no whole number from 1 on.
+                if another quality is no number, if `count` is no whole number from 1 on, or if
+                another thread makes the steps meanwhile.
         """
         if not self._is_followed:
             return False
+        self._check_thread()
         name, direction = os.environ[channel.QUALITY], os.environ[channel.DIRECTION]
         quality = quality_of(name, direction)  # type: ignore[arg-type]
         with self._lock:
@@ -293,6 +300,23 @@ class Run:
             if self._step >= self._total_steps and self._block is None:
                 self.end()  # else the block ends, and `resume` with it
         return stop
+
+    def _check_thread(self) -> None:
+        """Refuse a report of a background thread while another thread makes the steps.
+
+        All time since the last step would count as evaluation, although it was training, too. The
+        main thread may report what it let another thread train.
+        """
+        thread, stepper = threading.current_thread(), self._stepper
+        if thread in (stepper, threading.main_thread()) or stepper is None:
+            return
+        if stepper.is_alive():
+            self.refuse(
+                "an evaluation must be reported by the thread that trains, since time is either"
+                f" training or evaluation, but {thread.name} reports while {stepper.name} makes the"
+                " steps; evaluate between two steps, or wait for that thread and report the value"
+                " that it returns."
+            )
 
     def resume(self) -> None:
         """Go on with the training, or with what follows it if all its steps are made."""
@@ -341,10 +365,23 @@ class Run:
             ranks.together()
 
     def _at_exit(self) -> None:
-        """Send the last step of a script that exits without having called `end`."""
+        """Send the last step of a script that exits without having called `end`.
+
+        That the process ends is sent, too, with the error that ends it: a shell may hide its exit
+        code.
+        """
         if self._is_followed and (speaker := _speaker()) is not None:
             with self._lock, suppress(OSError):  # the study has ended the trial
                 speaker.catch_up()
+                error = self._ended_by()
+                kind, _, text = (None, 0, "") if error is None else ending(error)
+                speaker.left(kind, text)
+
+    def _ended_by(self) -> Exception | SystemExit | None:
+        """Return the error that ends this process, as far as is known."""
+        # An interactive shell keeps the errors of its inputs there, too.
+        last = None if hasattr(builtins, "__IPYTHON__") else getattr(sys, "last_value", None)
+        return last if isinstance(last, Exception) else self._exited
 
     def _send(self, point: Reported) -> bool:
         ranks, stop, self.has_reported = _ranks(), False, True
@@ -380,7 +417,7 @@ class Run:
             raise
 
     def _failed(self, error: Exception) -> None:
-        """Tell the study why the script failed, as far as this says more than a log does."""
+        """Tell the study why it refuses the script."""
         if self._is_followed and (speaker := _speaker()) is not None:
             kind, _, text = ending(error)
             with self._lock:

@@ -45,6 +45,14 @@ _BEGIN = re.compile(rf"(?<![\d.,])[+-]?\d{{1,3}}(?:[,{_SPACE}]\d{{3}})*[,{_SPACE
 _IN_LISTS = "-+.,0123456789"
 _LOOKED_AT = 60  # characters before and after a number that are looked at
 _NOT_FINITE = re.compile(r"[+-]?\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+# What stands in a value's place if there is none; the later ones only where nothing follows them.
+_NO_VALUE = re.compile(
+    r"""(?<![\w/.-])(?:
+    (?:n/a|na|none|null|nil)(?![\w/.-])
+    | (?:undefined|unknown|missing|invalid|error|failed|diverged|overflow|-{1,3}|\?+|\*+)
+      (?=\s*(?:$|[]),;|}%"'])))""",
+    re.IGNORECASE | re.VERBOSE,
+)
 # A number that a pattern for numbers matches where it does not match NaN.
 _IN_ITS_PLACE = "9.87654321"
 # What a terminal shows as colours, movements and titles.
@@ -59,8 +67,9 @@ def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
     """Return step and value of the matches, as texts.
 
     Of matches with a step there are some along the way, and the last one. Where a pattern for
-    numbers alone would match a line if NaN were a number, the value is NaN. A terminal's escapes
-    are left out of the lines, unless the pattern names some.
+    numbers alone would match a line if NaN were a number, the value is NaN. So it is with words
+    such as None and N/A behind the last match: that word is the value then, which is no number. A
+    terminal's escapes are left out of the lines, unless the pattern names some.
     """
     expression = re.compile(pattern)
     group = "value" if "value" in expression.groupindex else 1
@@ -68,6 +77,7 @@ def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
     keeps_escapes = _NAMES_ESCAPES.search(pattern) is not None
     found: list[tuple[Value | None, Value]] = []
     earlier = _IN_ITS_PLACE  # the last number that the pattern took
+    lacking: str | None = None  # the word in the place of a value behind the last match
     # universal newlines: a progress bar's \r ends a line, too
     with path.open(encoding="utf-8-sig", errors="replace") as lines:
         for whole_line in lines:
@@ -83,28 +93,36 @@ def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
             if matches and isinstance(taken := matches[-1][1], str):
                 earlier = taken
             elif not matches and _NOT_FINITE.search(line):
-                places = _in_place_of_nan(expression, group, line[:LONGEST_LINE], earlier)
+                places = _in_place_of(_NOT_FINITE, expression, group, line[:LONGEST_LINE], earlier)
                 matches = [(match, "nan") for match in places]
+            if matches:
+                lacking = None
+            elif found and (word := _NO_VALUE.search(line)) is not None:
+                places = _in_place_of(_NO_VALUE, expression, group, line[:LONGEST_LINE], earlier)
+                # A pattern of a number alone would match a ruler or a title, too.
+                if any(re.search(r"\w", _beside(match, group)) for match in places):
+                    lacking = word[0]
             for match, value in matches:
                 has_own = has_step and match["step"] is not None
                 point = (_whole(match, "step") if has_own else None, value)
                 found = [*found, point] if has_step else [point]
                 if len(found) > 2 * MOST_POINTS:
                     found = found[:-1:2] + found[-1:]
-    return found
+    return found if lacking is None else [*found, (None, lacking)]
 
 
-def _in_place_of_nan(
-    expression: re.Pattern[str], group: str | int, line: str, earlier: str
+def _in_place_of(
+    words: re.Pattern[str], expression: re.Pattern[str], group: str | int, line: str, earlier: str
 ) -> list[re.Match[str]]:
-    """Return the matches that take a number which stands where the line has NaN or infinity.
+    """Return the matches that take a number which stands where the line has one of the words.
 
-    A pattern may match some numbers alone, such as those below 1, so that one that it took before
-    is tried as well.
+    A pattern may match some numbers alone, such as those below 1 or with a percent sign, so that
+    one that it took before is tried as well, and both with that sign.
     """
-    for number in dict.fromkeys((_IN_ITS_PLACE, earlier.strip())):
+    numbers = dict.fromkeys((_IN_ITS_PLACE, earlier.strip()))
+    for number in [number + unit for unit in ("", "%", " %") for number in numbers]:
         replaced, places, end = "", set(), 0
-        for word in _NOT_FINITE.finditer(line):
+        for word in words.finditer(line):
             replaced += line[end : word.start()]
             places |= set(range(len(replaced), len(replaced) + len(number)))
             replaced += number
@@ -125,6 +143,12 @@ def _in_place_of_nan(
         if found:
             return found
     return []
+
+
+def _beside(match: re.Match[str], group: str | int) -> str:
+    """Return what a match has before and behind a group."""
+    line = match.string
+    return line[match.start() : match.start(group)] + line[match.end(group) : match.end()]
 
 
 def _whole(match: "re.Match[str]", group: str | int) -> Value:

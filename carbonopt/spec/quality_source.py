@@ -179,14 +179,23 @@ class QualitySource(Frozen, allow_inf_nan=False):
             if (value := _looked_up(each, self.key)) is not None
         ]
         if not steps_and_values:
-            names = (
-                ", ".join(map(str, objects[-1])) if isinstance(objects[-1], dict) else "no names"
-            )
             raise NoQuality(
-                f"workload.quality_from.key: {path} has no {self.key}, but {names[:500]}"
+                f"workload.quality_from.key: {path} has no {self.key}, but {_names(objects[-1])}"
             )
         # A file with one object has the end of the training, whatever it calls a step.
         return steps_and_values if len(objects) > 1 else [(None, steps_and_values[0][1])]
+
+
+def _names(value: Any) -> str:
+    """Return the names in an object of JSON, or what it is instead."""
+    if isinstance(value, dict):
+        return ", ".join(map(str, value))[:500] or "no names"
+    if isinstance(value, list):
+        return (
+            f"a list of {len(value)}; begin the key with a place in it, such as -1. for the last"
+            " one"
+        )
+    return f"only {shortened(value)}"
 
 
 def _check_pattern(pattern: str) -> None:
@@ -229,14 +238,22 @@ def _objects(path: Path) -> Sequence[Any]:
     try:
         return [_parsed(text)]
     except ValueError as error:
+        wrong = str(error)
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    objects: list[Any] = []
+    for number, line in lines:
         try:
-            if lines := [_parsed(line) for line in text.split("\n") if line.strip()]:
-                return lines
-        except ValueError:
-            pass
-        raise BadInput(
-            f"workload.quality_from.file must be JSON or JSON lines, but {path} is not: {error}."
-        ) from error
+            objects.append(_parsed(line))
+        except ValueError as error:
+            if objects:  # it is JSON lines, and this one is wrong
+                wrong = f"line {number}: {error}"
+            break
+    else:
+        if objects:
+            return objects
+    raise BadInput(
+        f"workload.quality_from.file must be JSON or JSON lines, but {path} is not: {wrong}."
+    )
 
 
 def _parsed(text: str) -> Any:

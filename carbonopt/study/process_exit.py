@@ -1,5 +1,6 @@
 """The reason why a trial's processes have ended, by their exit code and what they printed."""
 
+import re
 from pathlib import Path
 
 from carbonopt.core.last_error import last_error
@@ -9,6 +10,18 @@ _SIGBUS = SIGNALLED + 7
 
 # Printed where PyTorch's threads are still at work when Python ends (pytorch issue 190489).
 _STILL_CONNECTED = "terminate called without an active exception"
+# Printed by a shell for a program that a signal has ended; bash writes its own name before it.
+_SIGNALS = "Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated"
+_KILLED = re.compile(
+    rf"^(?:\S+: (?:line )?\d+: +(?:\d+ +)?(?:{_SIGNALS})\b.*|(?:{_SIGNALS})(?: \(core dumped\))?)$",
+    re.MULTILINE,
+)
+
+
+def killed_by_signal(said: str) -> str | None:
+    """Return the line in which a shell says that a signal has ended a program; None: none does."""
+    lines = [found[0].strip() for found in _KILLED.finditer(said)]
+    return lines[-1] if lines else None
 
 
 def how_they_ended(code: int, said: str) -> str:

@@ -37,7 +37,7 @@ from carbonopt.search.cap import CostProjection, exceeds_cap
 from carbonopt.spec.quality_source import FileState, NoQuality
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.phases import TrialPhases
-from carbonopt.study.process_exit import SIGNALLED, host_oom_kills, how_they_ended
+from carbonopt.study.process_exit import SIGNALLED, host_oom_kills, how_they_ended, killed_by_signal
 from carbonopt.study.record_fields import at_most, measured_fields, unmeasured
 from carbonopt.study.standstill import Standstill
 from carbonopt.study.trial_checkpoint import Checkpoint
@@ -163,6 +163,7 @@ class TrialWatch:
     # Reading of TRAIN at the last report of a step; None: no step has ended yet, or the program is
     # a script, whose work after its last step counts as no training.
     _at_report: Reading | None = None
+    _left: events.ScriptEnded | None = None  # the end of the script's own process
     _has_saved: bool = False  # this attempt has a checkpoint of its own
     _ask_from: float = 0.0  # step from which the models are asked again whether to prune the trial
     _store_at: float = field(init=False)  # monotonic time at which storing is due
@@ -412,8 +413,11 @@ class TrialWatch:
             case events.Failed(kind=kind, text=text, peak_memory_gib=peak):
                 self._note(peak_memory_gib=peak)
                 self._fail(kind, text)
+            case events.ScriptEnded():
+                self._left = event
             case events.Exited(code=0) if self.spec.program is not None:
-                self._on_program_end()
+                if not self._failed_within():
+                    self._on_program_end()
             case events.Exited(code=code):
                 self._on_exit(code)
 
@@ -632,6 +636,12 @@ class TrialWatch:
                 f'report it by carbonopt.script, or print one line of JSON at its end: {{"{name}":'
                 " VALUE}"
             )
+            process = "the process that calls carbonopt.script.run"
+            unheard = "processes that it starts or forks are not heard"
+            if not self._phase_untold and self.so_far.steps_done:
+                report = f"report it in {process}: {unheard}"
+            elif not self._phase_untold:
+                report = f"{process} made no step: train and report in it, since {unheard}"
             self._fail(
                 "no_quality",
                 f"the script ended without saying its {name}, the quality of the target; {report}",
@@ -651,6 +661,25 @@ class TrialWatch:
                 total_steps=steps,
                 planned_steps=None if planned == steps else planned,
             )
+
+    def _failed_within(self) -> bool:
+        """Note the failure of a script that ended otherwise than its command, and return if so.
+
+        A shell goes on after its programs in `python train.py; echo done` and `|| true`. A script
+        without the lines says nothing of its end.
+        """
+        hidden = "although its command ended with code 0"
+        if self._phase_untold:
+            return False
+        if self._left is None:  # a signal has ended it, or os._exit, which may be right
+            if host_oom_kills() > self._oom_kills:
+                kernel = "the kernel killed it because the host ran out of memory"
+                self._fail("out_of_memory", f"{kernel}, {hidden}")
+            elif (said := killed_by_signal(self.trial.log_tail(PRINTED_LINES))) is not None:
+                self._fail("crash", f"a signal ended the script, {hidden}: {said}")
+        elif self._left.kind is not None:
+            self._fail(self._left.kind, f"an error ended the script, {hidden}: {self._left.text}")
+        return self.so_far.state is not TrialState.RUNNING
 
     def _read_quality(self) -> None:
         """Read the evaluations that the script has printed or left in a file.

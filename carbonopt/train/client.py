@@ -116,6 +116,13 @@ class Speaker:
     ) -> None:
         self._say("Failed", kind=kind, text=text, peak_memory_gib=peak_memory_gib)
 
+    def left(self, kind: channel.FailureKind | None, text: str) -> None:
+        """Report that the process ends, with the error that ends it, if any.
+
+        Its command may hide its exit code.
+        """
+        self._say("ScriptEnded", kind=kind, text=text)
+
     def _say(self, event: str, **fields: Any) -> None:
         """Send an event by its name.
 

@@ -76,7 +76,7 @@ def reported(
     return FINISHED_EXIT
 
 
-def ending(error: Exception) -> tuple[FailureKind, int, str]:
+def ending(error: BaseException) -> tuple[FailureKind, int, str]:
     """Return an error's kind, the exit code of a process that it ends, and its message."""
     if isinstance(error, BadInput):
         return "bad_input", BAD_INPUT_EXIT, str(error)
@@ -85,7 +85,7 @@ def ending(error: Exception) -> tuple[FailureKind, int, str]:
     worded_so = isinstance(error, RuntimeError) and ran_out_of_memory(str(error))
     if worded_so or isinstance(error, MemoryError):
         return "out_of_memory", OUT_OF_MEMORY_EXIT, one_line(error) or type(error).__name__
-    return "crash", CRASH_EXIT, f"{type(error).__name__}: {one_line(error)}"
+    return "crash", CRASH_EXIT, f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
 
 
 def ran_out_of_memory(text: str) -> bool:

@@ -1,7 +1,10 @@
 """Values that a user's script may report, and those that only look like numbers."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -123,3 +126,71 @@ def test_a_line_in_colours_or_behind_a_progress_bar_is_the_last_one(last: str) -
         f'{{"accuracy": 0.25}}\n{last.replace("0.75", "NaN")}\n', ACCURACY, 10
     )
     assert of_nan.value is None
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        'INFO:root:{"accuracy": 0.95}',
+        '2026-01-01 12:00:00 {"accuracy": 0.95}',
+        "{'accuracy': 0.95}",
+        "{'accuracy': np.float64(0.95)}",
+        '0: {"accuracy": 0.95}',
+        '{\n  "loss": 0.1,\n  "accuracy": 0.95\n}',
+        '{"accuracy": 0.95} done',
+        '[{"accuracy": 0.95}]',
+        "{'accuracy': nan}",
+        "{'loss': 0.1, 'accuracy': '95%'}",
+    ],
+)
+def test_a_later_value_in_another_form_is_not_passed_over(later: str) -> None:
+    with pytest.raises(BadInput, match="accuracy"):
+        printed_evaluations(f'{{"accuracy": 0.55}}\n{later}\n', ACCURACY, 10)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        'INFO:root:{"accuracy": 0.55}',
+        "{'accuracy': 0.55}",
+        '{"metric": "accuracy", "value": 3}',
+        '{"val_accuracy": 0.95}',
+        "{'accuracy': 'higher is better'}",
+        "accuracy: 0.95",
+        '{"loss": 0.1}',
+    ],
+)
+def test_what_says_no_other_value_may_follow_the_last_one(beside: str) -> None:
+    (point,) = printed_evaluations(f'{{"accuracy": 0.55}}\n{beside}\n', ACCURACY, 10)
+    assert point.value == 0.55
+    (last,) = printed_evaluations(f'{beside}\n{{"accuracy": 0.6}}', ACCURACY, 10)
+    assert last.value == 0.6
+
+
+@pytest.mark.parametrize("value", ["null", "NaN"])
+def test_a_printed_null_has_diverged_as_nan_has(value: str) -> None:
+    (point,) = printed_evaluations(f'{{"accuracy": 0.5}}\n{{"accuracy": {value}}}', ACCURACY, 10)
+    assert point.value is None
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        int, float, Decimal, Fraction, np.float64, np.float32, np.float16, np.int64, np.uint8, np.array, torch.tensor,
+        lambda value: torch.tensor(float(value)), lambda value: torch.tensor([value]),
+        lambda value: torch.tensor(value, dtype=torch.bfloat16), lambda value: np.array(float(value)),
+    ],
+)  # fmt: skip
+def test_a_whole_number_of_any_type_is_a_count(of: Callable[[int], object]) -> None:
+    assert whole("count", of(3), 1) == 3
+    with pytest.raises(BadInput, match="from 1"):
+        whole("count", of(0), 1)
+
+
+@pytest.mark.parametrize(
+    "value", [2.5, np.float32(2.5), torch.tensor(2.5), Decimal("2.5"), math.nan, torch.tensor(math.inf), "3", None,
+              torch.tensor([1, 2]), np.array([]), [3]],
+)  # fmt: skip
+def test_what_is_not_whole_is_no_count(value: object) -> None:
+    with pytest.raises(BadInput, match="whole number"):
+        whole("count", value, 1)

@@ -342,6 +342,28 @@ def test_a_trial_that_stood_at_the_target_and_failed_is_not_said_to_miss_it() ->
     assert headline(StudyView(missed(curve(0, 6.0, 5.0)))).startswith("No trial reached the target")
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((6.0, 3.0, None), "one had perplexity 3.000 before its last evaluation"),
+        ((6.0, 5.0, None), "No trial reached the target, perplexity at most 4.000; the best evaluation had 5.000"),
+        ((None,), "no evaluation is finite"),
+        ((), "none was evaluated"),
+    ],
+)  # fmt: skip
+def test_what_a_diverged_trial_had_before_is_said(
+    values: tuple[float | None, ...], said: str
+) -> None:
+    seen = curve(0, *(value or 6.0 for value in values or (6.0,)))
+    evals = tuple(
+        point if value else point.model_copy(update={"value": None, "sum": None})
+        for point, value in zip(seen.evals, values, strict=False)
+    )
+    ended = {"state": TrialState.DIVERGED, "evals": evals}
+    ended["failure"] = Failure(kind="diverged", text="the loss is not finite")
+    assert said in headline(StudyView(missed(seen.model_copy(update=ended))))
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_trial_at_the_target_that_is_still_to_end_is_no_failure(saves: bool) -> None:
     half = curve(0, 6.0, 3.0).model_copy(

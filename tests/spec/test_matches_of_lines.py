@@ -8,7 +8,7 @@ import pytest
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
 from carbonopt.spec.matches_of_lines import LONGEST_LINE, Value, find
-from carbonopt.spec.quality_source import QualitySource
+from carbonopt.spec.quality_source import NoQuality, QualitySource
 
 LOSS = quality_of("val_loss", "minimize")
 
@@ -179,3 +179,94 @@ def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("acc 0.9\n", encoding="utf-8-sig")
     assert find("^acc ([0-9.]+)$", log) == [(None, "0.9")]
+
+
+LACKING = [
+    "N/A",
+    "n/a",
+    "NA",
+    "None",
+    "null",
+    "--",
+    "-",
+    "diverged",
+    "???",
+    "failed",
+    "-, loss 3",
+    "None loss 3",
+]
+
+
+@pytest.mark.parametrize("word", LACKING)
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        ("acc ([0-9.]+)", "acc {}"),
+        (r"acc: (0\.[0-9]+)", "acc: {}"),
+        ("acc=([0-9.]+) *%", "acc={}%"),
+    ],
+)
+def test_a_word_in_the_last_value_s_place_is_no_number(
+    pattern: str, line: str, word: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.txt"
+    first, then = line.format("0.5"), line.format(word)
+    log.write_text(f"{first}\n{then}\n")
+    with pytest.raises(BadInput, match="must find a number"):
+        QualitySource(pattern=pattern).read(log, tmp_path, LOSS, 10)
+    log.write_text(f"{first}\n{then}\n{first}\n")
+    assert [point.value for point in QualitySource(pattern=pattern).read(log, tmp_path, LOSS, 10)]
+
+
+def test_a_percentage_that_is_nan_has_diverged(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("acc 50 %\nacc nan\n")
+    (point,) = QualitySource(pattern="acc ([0-9.]+) *%", scale=0.01).read(log, tmp_path, LOSS, 10)
+    assert point.value is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first", "then"),
+    [
+        ("acc ([0-9.]+)", "acc 0.5", "best acc so far saved to model.pt"),
+        ("acc ([0-9.]+)", "acc 0.5", "acc - done"),
+        ("acc ([0-9.]+)", "acc 0.5", "acc failed to improve"),
+        ("loss ([0-9.]+)", "loss 0.5", "loss function: cross-entropy"),
+        ("([0-9.]+)$", "acc 0.5", "--\nerror\n---"),
+        ("^([0-9.]+)$", "0.5", "---"),
+        ("acc ([0-9.]+)", "acc 0.5, best None", "done; errors: None"),
+    ],
+)
+def test_a_line_without_a_value_s_place_hides_no_value(
+    pattern: str, first: str, then: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(f"{first}\n{then}\n")
+    (point,) = QualitySource(pattern=pattern).read(log, tmp_path, LOSS, 10)
+    assert point.value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"acc": 0.5}\n\n{"acc": 0.6}\n{"acc', "line 4"),
+        ('{"acc": 0.5}\n{"acc": }\n{"acc": 0.6}', "line 2"),
+        ('{"acc": 0.5,\n "loss": }', "line 2"),
+    ],
+)
+def test_the_line_that_is_no_json_is_named(text: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=named):
+        QualitySource(file=str(path), key="acc").read(path, tmp_path, LOSS, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [('[{"acc": 0.5}, {"acc": 0.6}]', "a list of 2"), ("{}", "no names"), ("0.5", "only 0.5")],
+)
+def test_what_a_file_has_instead_of_the_key_is_named(text: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(text)
+    with pytest.raises(NoQuality, match=named):
+        QualitySource(file=str(path), key="acc").read(path, tmp_path, LOSS, 10)

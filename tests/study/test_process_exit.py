@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from carbonopt.core.last_error import SLEEPS_SOONER, failed_because_of_others, last_error
-from carbonopt.study.process_exit import how_they_ended
+from carbonopt.study.process_exit import how_they_ended, killed_by_signal
 
 RANKS = """\
 [rank0]: Traceback (most recent call last):
@@ -104,3 +104,17 @@ def test_ranks_that_were_still_connected_are_told_what_to_call() -> None:
     for code in (128 + 6, 1):
         assert "destroy_process_group" in how_they_ended(code, said)
     assert "destroy_process_group" not in how_they_ended(128 + 6, "done\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("x\nbash: line 1:  4242 Killed   python train.py\ndone\n", "bash: line 1:  4242 Killed   python train.py"),
+        ("run.sh: line 7: 42 Segmentation fault (core dumped) python t.py", None),
+        ("Aborted (core dumped)\ndone", "Aborted (core dumped)"),
+        ("Aborted after 3 bad epochs\nKilled by user request: no", ""),
+        ("epoch 1: Terminated early", ""),
+    ],
+)  # fmt: skip
+def test_a_shell_s_line_says_that_a_signal_ended_a_program(said: str, line: str | None) -> None:
+    assert killed_by_signal(said) == (said if line is None else line or None)

@@ -58,6 +58,10 @@ def test_comments_are_left_out(text: str, left: str | None) -> None:
         ("/usr/bin/env -u accelerate python -W ignore -um torch.distributed.run x.py", "torch.distributed.run"),
         ("nice -n 5 ./train.sh torchrun.log", "nice"),
         ("python train.py --backend deepspeed", "python"),
+        ("env -S 'torchrun train.py'", "torchrun"),
+        ("/usr/bin/env -i -vS 'A=1 python -m torch.distributed.run' x.py", "torch.distributed.run"),
+        ("nohup env --split-string='accelerate launch' x.py", "accelerate"),
+        ("env A=1 python train.py -S 'torchrun x'", "python"),
     ],
 )  # fmt: skip
 def test_a_launcher_is_found_behind_what_starts_it(command: str, launcher: str) -> None:

@@ -1,6 +1,7 @@
 """Which files a command reads, as far as its words, imports and shell scripts tell."""
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -547,6 +548,27 @@ def test_code_in_a_command_or_a_shell_script_is_read(command: str, tmp_path: Pat
     task = Script(ScriptWorkload(command=command, folder=str(written(tmp_path, files))))
     found = {os.path.relpath(path, tmp_path) for path in command_files(task).program}
     assert found - {"run.sh", "call.sh"} == {"lib/__init__.py", "lib/net.py", "lib/part.py"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python . {x}",
+        "python -O ./ {x}",
+        "python -O -c 'import __main__, helper' {x}",
+        "bash -O extglob -c 'python __main__.py {x}'",
+        "eval 'python __main__.py {x}'",
+        "flock lock -c 'python __main__.py {x}'",
+        "script -qc 'python -u __main__.py {x}' log",
+        "tmux new -d 'python __main__.py {x}'",
+        "watch -g 'cd . && python -m __main__ {x}'",
+        "su me -c 'python __main__.py {x}'",
+    ],
+)
+def test_a_script_in_a_word_or_a_folder_is_read(command: str, tmp_path: Path) -> None:
+    written(tmp_path, {"__main__.py": "import helper", "helper.py": "", "other.py": ""})
+    files = CommandFiles.of([shlex.split(command)], tmp_path)
+    assert {path.name for path in files.program} == {"__main__.py", "helper.py"}
 
 
 def test_paths_in_a_document_are_read(tmp_path: Path) -> None:

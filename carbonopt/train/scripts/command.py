@@ -82,6 +82,7 @@ _DOCUMENT_BEGINS = re.compile("[0-9]*<<-?")
 _BEFORE_COMMENTS = (*" \t\r\n;&|()", "\\\n")
 SHELL_NAME = re.compile("(?:ba|da|z|k)?sh")
 CODE_OPTION = re.compile("-[A-Za-z]*c")  # bash -c, bash -lc, python -c
+_SPLITS = re.compile("--split-string(?:=|$)|-[iv0]*S")  # env -S 'python train.py'
 _FORM = re.compile(r"[-+#0-9,_.]*[deEfFgG%]")
 # Names of files such as rows[0-9].csv, but no lists such as +layers=[1,2] and [1,2].
 _NAMES_BY_BRACKETS = re.compile(r"[^=\[]*(?:[\w./-]\[[^\]]+\]|\[[^\]]+\][\w./-])[^=]*")
@@ -610,7 +611,27 @@ def _simple(tokens: Sequence[re.Match[str]], subshells: tuple[int, ...]) -> Simp
         else:
             words.append(text)
     files = tuple(inputs), tuple(outputs)
+    words = _split_by_env(words)
     return Simple(tuple(words), tuple(assignments), *files, tuple(documents), subshells)
+
+
+def _split_by_env(words: list[str]) -> list[str]:
+    """Return a program's words as `env -S 'python train.py'` starts them, which splits one."""
+    env = next((place for place, word in enumerate(words[:3]) if _name(word) == "env"), None)
+    if env is None:
+        return words
+    for place, word in enumerate(words[env + 1 :], start=env + 1):
+        if not word.startswith("-") and not _ASSIGNMENT.match(word):
+            break
+        split = _SPLITS.match(word)
+        if split is None:
+            continue
+        text, rest = word[split.end() :], words[place + 1 :]
+        if not text and rest:
+            text, rest = rest[0], rest[1:]
+        with suppress(ValueError):  # quotes that don't match: env says so
+            return [*words[:place], *shlex.split(text), *rest]
+    return words
 
 
 def _unquoted(word: str) -> str:

@@ -61,7 +61,9 @@ _BRACED = re.compile(r"\$\{[^}]{0,256}\}")
 _PYTHONS = re.compile(rb"#!.*\bpython")
 _VARIABLE_FOLDER = re.compile(rf"^.*{_VARIABLE}/")  # $ROOT/ or ${ROOT}/
 _PYTHON = re.compile(r"(.*/)?(python|pypy)[0-9.]*")
-_WITH_VALUE = ("-o", "-O", "-W", "-X")  # options of shells and Python that take the next word
+# options that take the next word
+_OF_SHELLS_WITH_VALUE = ("-o", "-O")
+_OF_PYTHON_WITH_VALUE = ("-W", "-X")
 _MODULE_OPTION = re.compile("-[A-Za-z]*m|--module")  # python -um, accelerate launch --module
 # Files that can name others in any syntax: configurations, notebooks, programs in other languages.
 _SOURCES = {".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".pyx", ".pxd"}
@@ -172,12 +174,17 @@ class CommandFiles:
                     found._add_code(word, is_shell=not _is_python(words[:place]))
                 elif place == script and is_file(folder / word):
                     found._add_python(Path(os.path.normpath(folder / word)))
+                elif place == script and is_file(folder / word / "__main__.py"):
+                    found._add_python(Path(os.path.normpath(folder / word / "__main__.py")))
+                    found._add_word(word)
                 else:
                     module = _module_in(before, word)
                     if module is not None:
                         found._add_module(module, found._search_path(folder))
                     if module is None or is_file(folder / word):  # an option -m of the script
                         found._add_word(word)
+                    if re.search(r"\s", word):  # eval 'python train.py', flock lock -c '...'
+                        found._add_shell_words(word, [folder])
         for document in documents:
             found._add_code(document, is_shell=False)
             found._add_shell_words(document, [folder])
@@ -607,7 +614,7 @@ def _script_in(words: Sequence[str]) -> int | None:
     while (place := place + 1) < len(words) and words[place].startswith("-"):
         if CODE_OPTION.fullmatch(words[place]) or _module_in(words[place], "") is not None:
             return None
-        if words[place] in _WITH_VALUE:
+        if words[place] in _OF_PYTHON_WITH_VALUE:
             place += 1
     return place
 
@@ -634,10 +641,11 @@ def _code_in(words: Sequence[str]) -> int | None:
     programs = (place for place, word in enumerate(words) if _runs_code(word))
     if (place := next(programs, None)) is None:
         return None
+    with_value = _OF_PYTHON_WITH_VALUE if _is_python([words[place]]) else _OF_SHELLS_WITH_VALUE
     while (place := place + 1) < len(words) - 1 and words[place].startswith("-"):
         if CODE_OPTION.fullmatch(words[place]):
             return place + 1
-        if words[place] in _WITH_VALUE:
+        if words[place] in with_value:
             place += 1
     return None
 

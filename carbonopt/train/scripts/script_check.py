@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
@@ -60,6 +61,11 @@ _OTHERS: dict[str, Scalar] = {
     "checkpoint_dir": "checkpoints",
     "config": "config",
 }
+# Programs that have another process start a program, which is no child of theirs.
+_ELSEWHERE = (
+    *("ssh", "docker", "podman", "kubectl", "tmux", "screen"),
+    *("sbatch", "qsub", "bsub", "condor_submit"),
+)
 _SHELL_ENDS = ("fi", "done", "esac", "}")  # ends of a shell's compound commands
 
 
@@ -342,6 +348,12 @@ def _check_source(source: Path) -> None:
                 f"workload.command: {source.parent} is a folder without a __main__.py; give the"
                 " path of a script."
             )
+    if not is_file(source):
+        raise BadInput(
+            f"workload.command: no file {source}; give an existing one, or workload.folder."
+        )
+    if source.suffix == ".pyc" or zipfile.is_zipfile(source):
+        return  # Python runs it without a source
     try:
         ast.parse(source.read_bytes())
     except (SyntaxError, ValueError) as error:
@@ -503,6 +515,12 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
             f"python is {sys.executable} in a trial, not {other}, which your shell finds; name that"
             " to run it"
         )
+    said += [
+        f"{name} has another process start the program, perhaps elsewhere: its CPU time and other"
+        " machines are not measured, and the study may not hear its reports; start the program"
+        " itself in the command"
+        for name in _starting_elsewhere(task)
+    ]
     if not has_lines(task):
         prints = f'it has to print {{"{quality.name}": VALUE}} as a line of JSON, '
         said.append(
@@ -526,6 +544,13 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
     if missing:
         said.append(f"this Python finds no module {', '.join(missing)}, which the script imports")
     return tuple(said)
+
+
+def _starting_elsewhere(task: "Script") -> list[str]:
+    """Return the command's programs that have another process start a program."""
+    words = [word for each in task.command.programs for word in (*each.words[:1], *each.before)]
+    names = [word.rpartition("/")[2] for word in words]
+    return list(dict.fromkeys(name for name in names if name in _ELSEWHERE))
 
 
 def _choosing_gpus(task: "Script") -> Iterator[tuple[Path, str]]:

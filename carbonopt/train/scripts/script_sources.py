@@ -263,7 +263,8 @@ def missing_modules(task: "Script") -> list[str]:
                 for module in modules
                 if not (path.parent / module).exists()
             )
-    own = [task.workload.folder, str(Path(task.script[1]).parent)]
+    # Python looks beside the file that a link leads to.
+    own = [task.workload.folder, str(Path(os.path.realpath(task.script[1])).parent)]
     return [
         name
         for name in tops
