@@ -16,6 +16,7 @@ from PIL import Image
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.data_notes import data_notes
 from carbonopt.train.data.rows import hub_rows
 
 README = (
@@ -127,6 +128,75 @@ def test_pictures_of_one_class_are_refused_with_its_name(names: list[str], tmp_p
     draw(tmp_path, *names)
     with pytest.raises(BadInput, match="'cat'"):
         pictures(tmp_path, eval_split="train")
+
+
+@pytest.mark.parametrize(
+    "names, found",
+    [
+        (["train/cat/a/1.png", "train/dog/b/2.png"], "train/cat/a and train/dog/b"),
+        (["cat/2020/1.png", "cat/2021/2.png", "dog/2020/3.png"], "cat/2020 and dog/2020"),
+        (["cat/train/1.png", "dog/train/2.png", "cat/val/3.png"], "train/cat"),
+        (["Train/cat/1.png", "Train/dog/2.png", "Validation/cat/3.png"], "lower case"),
+    ],
+)
+def test_folders_of_folders_of_pictures_are_refused(
+    names: list[str], found: str, tmp_path: Path
+) -> None:
+    draw(tmp_path, *names)
+    with pytest.raises(BadInput, match=found):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_a_folder_around_all_others_names_no_class(tmp_path: Path) -> None:
+    draw(tmp_path, "photos/cat/1.png", "photos/dog/2.png")
+    assert pictures(tmp_path, eval_split="train")[0] == ["cat/1.png", "dog/2.png"]
+
+
+def test_nested_folders_of_an_archive_are_refused(tmp_path: Path) -> None:
+    draw(tmp_path / "in", "cat/a/1.png", "dog/b/2.png")
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for name in ("cat/a/1.png", "dog/b/2.png"):
+            archive.write(tmp_path / "in" / name, name)
+            (tmp_path / "in" / name).unlink()
+    with pytest.raises(BadInput, match=r"cat/a and .*dog/b"):
+        pictures(tmp_path, eval_split="train")
+
+
+@pytest.mark.parametrize("file", ["train/bird/1.heic", "train/bird/1.svg", "train/bird/a/1.npy"])
+def test_a_class_without_a_readable_picture_is_refused(file: str, tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png")
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_bytes(b"x")
+    with pytest.raises(BadInput, match="train/bird"):
+        pictures(tmp_path)
+
+
+def test_files_beside_pictures_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/2.png", "val/cat/3.png")
+    for name in ("train/cat/2.heic", "train/cat/3.HEIC", "val/cat/a.pdf", "train/dog/notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "val/dog").mkdir()  # a class may have no picture for evaluation
+    (tmp_path / "train/annotations").mkdir()
+    (tmp_path / "train/annotations/1.xml").write_text("<a/>")
+    with data_notes() as notes:
+        assert len(pictures(tmp_path)[0]) == 2
+    assert len(notes) == 1 and "3 files" in notes[0] and "2 .heic, 1 .pdf" in notes[0]
+
+
+def test_pictures_that_a_table_does_not_name_are_counted(tmp_path: Path) -> None:
+    draw(tmp_path, "1.png", "2.png", "3.png")
+    (tmp_path / "metadata.csv").write_text("file_name,label\n1.png,cat\n2.png,dog\n")
+    dataset = Dataset(name_or_path=str(tmp_path), eval_split="train")
+    with data_notes() as notes:
+        assert len(hub_rows(dataset, ("image", "label")).train) == 2
+    assert len(notes) == 1 and "2 of 3 pictures" in notes[0]
+
+
+def test_a_table_about_the_pictures_of_one_split_is_refused(tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/2.png", "validation/cat/3.png")
+    (tmp_path / "train/metadata.csv").write_text("file_name,label\ncat/1.png,x\ndog/2.png,y\n")
+    with pytest.raises(BadInput, match="one for train and none for validation"):
+        pictures(tmp_path)
 
 
 def test_pictures_at_any_depth_have_the_classes_of_a_table(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Dataset, Model
 from carbonopt.train.data.data_look import find_data, look_at
+from carbonopt.train.data.data_notes import data_notes
 from carbonopt.train.data.labels import (
     Labelled,
     LabelledDataset,
@@ -37,7 +38,6 @@ from carbonopt.train.data.labels import (
     read_labelled,
 )
 from carbonopt.train.data.rows import check_columns, file_rows, read_rows
-from carbonopt.train.data.swallowed_rows import table_notes
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.models.model import own_classes
 from carbonopt.train.tasks.task import training_task
@@ -150,7 +150,7 @@ POEMS = [
 
 def test_poems_are_read_whole_and_noted_where_they_could_be_rows(tmp_path):
     path = written(tmp_path / "a.csv", "text,label\n" + "".join(POEMS * 2))
-    with table_notes() as notes:
+    with data_notes() as notes:
         assert [text.count("\n") for text in texts(path)] == [3, 3, 1] * 2
     (note,) = notes  # on the first and the third poem, whose lines have a row's number of commas
     assert "a.csv 4 cells" in note and "8 rows" in note
@@ -160,10 +160,10 @@ def test_poems_are_read_whole_and_noted_where_they_could_be_rows(tmp_path):
 def test_joined_rows_of_a_single_column_are_noted(tmp_path, name):
     rows = "".join(f"row {number}\n" for number in range(50))
     path = written(tmp_path / name, f'text\n"6 inch\n{rows}5"\nlast\n')
-    with table_notes() as notes:
+    with data_notes() as notes:
         assert len(texts(path)) == 2
     assert len(notes) == 1 and "1 cell " in notes[0] and "51 rows" in notes[0]
-    with table_notes() as notes:
+    with data_notes() as notes:
         assert texts(written(path, 'text\n"one line"\nanother\n')) == ["one line", "another"]
     assert notes == []
 

@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,14 @@ from huggingface_hub.repocard import metadata_load
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.opened_files import data_suffix
+from carbonopt.train.data.picture_folders import (
+    NO_DATA,
+    PICTURES,
+    check_pictures,
+    note_unnamed,
+)
 from carbonopt.train.data.swallowed_rows import SwallowedRows
 
-# Suffixes of files without data, which may lie beside the files of any folder.
-_NO_DATA = {"", ".md", ".py", ".yaml", ".yml"}
-_PICTURES = set(ImageFolder.EXTENSIONS)
 _TABLES = (".csv", ".tsv")
 # pandas warns so where it drops cells. It is the pandas that the library itself needs.
 _CELLS_DROPPED = csv_reader.pd.errors.ParserWarning
@@ -89,21 +91,26 @@ def _read_files(
     `train_files`.
     """
     options: dict[str, Any] = {"cache_dir": cache}
-    if folder.is_dir() and (files := files_of_splits(folder)) is not None:
-        options["data_files"] = files
+    if folder.is_dir() and (patterns := files_of_splits(folder)) is not None:
+        options["data_files"] = patterns
     builder = datasets.load_dataset_builder(dataset.name_or_path, dataset.config, **options)
     if folder.is_dir() and not _tells_its_files(folder / "README.md"):
-        names = itertools.chain(*builder.config.data_files.values())
-        read = {Path(name): None for name in names}
+        files = {str(split): list(map(Path, of)) for split, of in builder.config.data_files.items()}
+        read = dict.fromkeys(itertools.chain(*files.values()))
         # The library names files by the folder as it was given, or by the one that it links to.
         given = folder.absolute()
         base = given if all(path.is_relative_to(given) for path in read) else folder.resolve()
         _check_links(base, read, options.get("data_files"))
         _check_formats(base, read, options.get("data_files"))
-        _check_depths(base, read)
+        if isinstance(builder, ImageFolder):
+            check_pictures(base, files)
     if not isinstance(builder.config, CsvConfig):
         builder.download_and_prepare()
-        return dict(builder.as_dataset())
+        loaded = dict(builder.as_dataset())
+        if folder.is_dir() and isinstance(builder, ImageFolder):
+            for split, rows in loaded.items():
+                note_unnamed(folder, split, builder.config.data_files[split], len(rows))
+        return loaded
     if folder.is_dir() and (tables := _plain_tables(builder)) is not None:
         return tables
     return _read_tables(dataset, {**options, "index_col": builder.config.index_col})
@@ -195,35 +202,6 @@ def _check_formats(
         )
 
 
-def _check_depths(folder: Path, read: Collection[Path]) -> None:
-    """Check that pictures without a table about them have classes.
-
-    Raises:
-        BadInput: if they are not all as many folders deep, or all in one folder.
-    """
-    pictures = [path for path in read if path.suffix.lower() in _PICTURES]
-    # In an archive there may be further pictures.
-    if not pictures or any(
-        path.name in ImageFolder.METADATA_FILENAMES or path.suffix.lower() == ".zip"
-        for path in read
-    ):
-        return
-    depths = Counter(len(path.relative_to(folder).parts) for path in pictures)
-    (usual, _), *others = depths.most_common()
-    if others:
-        stray = next(path for path in pictures if len(path.relative_to(folder).parts) != usual)
-        most = next(path for path in pictures if len(path.relative_to(folder).parts) == usual)
-        raise BadInput(
-            f"{folder} must have a folder for each class, with pictures alone in it, but has"
-            f" {stray.relative_to(folder)} beside {most.relative_to(folder)}; move it."
-        )
-    if len(classes := {path.parent.name for path in pictures}) == 1:
-        raise BadInput(
-            f"{folder} must have folders of pictures of two classes at least, but has"
-            f" {classes.pop()!r} alone."
-        )
-
-
 def _plain_tables(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
     """Return each split's CSV and TSV files; None if the data set's card says how to read them."""
     said = {key: value for key, value in vars(builder.config).items() if key not in _NAMING}
@@ -304,7 +282,7 @@ def _linked_folders(folder: Path) -> list[Path]:
             linked = {entry.name for entry in entries if entry.is_symlink()}
         for path in (Path(place, name) for name in linked.intersection(files)):
             # Without a suffix it may be meant to be a folder.
-            is_data = path.suffix.lower() in {"", *_PICTURES} or data_suffix(path) in _FORMATS
+            is_data = path.suffix.lower() in {"", *PICTURES} or data_suffix(path) in _FORMATS
             if is_data and not path.name.startswith(".") and not path.exists():
                 raise BadInput(
                     f"the link {path} must lead somewhere, but doesn't; mend or remove it."
@@ -358,7 +336,7 @@ def _names_a_split(path: Path) -> bool:
 
     A picture's name doesn't.
     """
-    if not path.is_file() or path.suffix.lower() in _PICTURES:
+    if not path.is_file() or path.suffix.lower() in PICTURES:
         return False
     words = set(re.split(r"[-._ 0-9]", path.name))
     return any(words & set(keywords) for keywords in SPLIT_KEYWORDS.values())
@@ -370,7 +348,7 @@ def _tells_its_files(readme: Path) -> bool:
 
 
 def _suffixes(folder: Path) -> set[str]:
-    return {path.suffix.lower() for path in _files_below(folder)} - _NO_DATA
+    return {path.suffix.lower() for path in _files_below(folder)} - NO_DATA
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
