@@ -404,6 +404,36 @@ def test_tables_in_several_formats_are_refused(one: str, other: str, tmp_path: P
     assert Path(one).name in said and Path(other).name in said
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv.gz", "a/rows.csv"])
+@pytest.mark.parametrize("card", ["", README])
+def test_a_pointer_of_git_lfs_is_named(name: str, card: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(POINTER)
+    if card:
+        (tmp_path / "README.md").write_text(card.replace("rows.jsonl", name))
+    with pytest.raises(BadInput, match="git lfs pull"):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
+
+
+def test_a_picture_that_is_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    draw(tmp_path, "cat/1.png", "dog/2.png")
+    (tmp_path / "dog/2.png").write_text(POINTER)
+    with pytest.raises(BadInput, match=r"dog/2\.png.*git lfs pull"):
+        pictures(tmp_path, eval_split="train")
+
+
+@pytest.mark.parametrize("card", [False, True])
+def test_a_header_in_the_middle_of_a_table_is_refused(card: bool, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\none,a\ntext,label\ntwo,b\n")
+    if card:
+        (tmp_path / "README.md").write_text(README.replace("jsonl", "csv"))
+    with pytest.raises(BadInput, match="text, label"):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
+
+
 def test_other_files_beside_named_tables_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\none,x\n")
     (tmp_path / "vocabulary.json").write_text("{}")

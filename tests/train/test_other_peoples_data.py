@@ -84,6 +84,30 @@ def test_a_quote_that_does_not_close_is_refused_with_its_line(tmp_path, row, lin
     assert f"{path}, line {line}:" in refusal(path)
 
 
+@pytest.mark.parametrize("again", ["id,text", "\ufeffid,text", '"id","text"', "id, text "])
+def test_a_header_in_the_middle_is_refused_with_its_line(tmp_path, again):
+    path = written(tmp_path / "a.csv", f'id,text\n0,"a\nb"\n1,c\n{again}\n2,d\n')
+    assert f"{path}, line 5:" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.parquet", "a.jsonl.gz"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    assert "git lfs pull" in refusal(written(tmp_path / name, pointer))
+
+
+def test_a_text_that_is_a_pointer_of_git_lfs_is_named(tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    path = written(tmp_path / "a.txt", pointer)
+    with pytest.raises(BadInput, match="git lfs pull"):
+        read_text(TextDataset(train_files=(str(path),)))
+
+
+def test_a_list_of_words_may_hold_the_name_of_its_column(tmp_path):
+    path = written(tmp_path / "a.csv", "text\nword\ntext\n")
+    assert [row.text("text") for row in file_rows(path, ("text",))] == ["word", "text"]
+
+
 def test_a_cell_that_has_swallowed_rows_is_refused(tmp_path):
     rows = "".join(f"{number},row {number}\n" for number in range(5))
     path = written(tmp_path / "a.csv", f'id,text\n0,"7 inch\n{rows}9,a nail of 8"\n10,fine\n')

@@ -31,13 +31,14 @@ from huggingface_hub.repocard import metadata_load
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.opened_files import data_suffix
+from carbonopt.train.data.opened_files import check_no_pointer, data_suffix
 from carbonopt.train.data.picture_folders import (
     NO_DATA,
     PICTURES,
     check_pictures,
     note_unnamed,
 )
+from carbonopt.train.data.rows import check_no_header
 from carbonopt.train.data.swallowed_rows import SwallowedRows
 
 _TABLES = (".csv", ".tsv")
@@ -78,6 +79,8 @@ def loaded_splits(
         raise BadInput(
             f"dataset.config must be left out for {folder}, which save_to_disk wrote: it has none."
         )
+    for path in folder.rglob("*.arrow"):
+        check_no_pointer(path)
     loaded = datasets.load_from_disk(str(folder))
     return loaded if saved_splits.is_file() else {dataset.train_split: loaded}
 
@@ -94,6 +97,9 @@ def _read_files(
     if folder.is_dir() and (patterns := files_of_splits(folder)) is not None:
         options["data_files"] = patterns
     builder = datasets.load_dataset_builder(dataset.name_or_path, dataset.config, **options)
+    if folder.is_dir():
+        for path in itertools.chain(*builder.config.data_files.values()):
+            check_no_pointer(Path(path))
     if folder.is_dir() and not _tells_its_files(folder / "README.md"):
         files = {str(split): list(map(Path, of)) for split, of in builder.config.data_files.items()}
         read = dict.fromkeys(itertools.chain(*files.values()))
@@ -217,14 +223,15 @@ def _plain_tables(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...
 
 
 def _check_lines(rows: datasets.Dataset, delimiter: str, name: str) -> None:
-    """Check that no cell of a table has swallowed rows.
+    """Check that no row of a table repeats its column names, and no cell has swallowed rows.
 
     Raises:
-        BadInput: if one has.
+        BadInput: if one does.
     """
     swallowed = SwallowedRows(rows.column_names, delimiter)
     for number, row in enumerate(rows, start=1):
         cells = [value if isinstance(value, str) else "" for value in row.values()]
+        check_no_header(cells, rows.column_names, f"{name} row {number}")
         swallowed.look_at(cells, f"{name} row {number}")
     swallowed.finish(name)
 

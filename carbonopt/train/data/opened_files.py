@@ -9,6 +9,26 @@ from typing import TextIO
 
 from carbonopt.core.errors import BadInput
 
+# The beginning of the small file that stands in a Git repository for one that Git LFS keeps.
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_LONGEST_POINTER = 1024  # bytes
+
+
+def check_no_pointer(path: Path) -> None:
+    """Check that a file is not what Git leaves in the place of one that Git LFS hasn't fetched.
+
+    Raises:
+        BadInput: if it is.
+        OSError: if it can't be read.
+    """
+    if not path.is_file() or path.stat().st_size > _LONGEST_POINTER:
+        return
+    if path.read_bytes().startswith(_POINTER):
+        raise BadInput(
+            f"the data file {path} must hold data, but is a Git LFS pointer to them; fetch them"
+            " with git lfs pull."
+        )
+
 
 def data_suffix(path: Path) -> str:
     """Return a data file's suffix in lower case, without the .gz of a compressed one."""
@@ -33,9 +53,11 @@ def readable(path: Path) -> Iterator[None]:
     """Turn errors of reading a data file into BadInput.
 
     Raises:
-        BadInput: if the file can't be read, can't be decompressed or is not UTF-8.
+        BadInput: if the file can't be read, can't be decompressed or is not UTF-8, or is a pointer
+            of Git LFS.
     """
     try:
+        check_no_pointer(path)
         yield
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise BadInput(

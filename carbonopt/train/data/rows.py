@@ -394,6 +394,7 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
             number += 1
             ends.check(where)
             _check_is_text(cells, where)
+            check_no_header(cells, named, where)
             _check_count(cells, named, places, where, number)
             # Also in a column that is not read, whose rows would be lost.
             swallowed.look_at(cells, where)
@@ -440,6 +441,19 @@ def _check_is_text(cells: Sequence[str], where: str) -> None:
     """Raise BadInput if a cell has NUL characters, as files in UTF-16 and binary ones do."""
     if any("\0" in cell for cell in cells):
         raise BadInput(f"{where}: cells must be text, but have NUL characters; convert the file.")
+
+
+def check_no_header(cells: Sequence[str], named: Sequence[str], where: str) -> None:
+    """Raise BadInput if a row repeats the names of the columns, as in files that were joined.
+
+    A single column may hold its own name: a list of words does.
+    """
+    written, names = ([cell.strip("\ufeff ") for cell in of] for of in (cells, named))
+    if len(names) > 1 and written == names:
+        raise BadInput(
+            f"{where}: a row must not repeat the names of the columns ({', '.join(named)}), as"
+            " joined files do; remove it."
+        )
 
 
 def _check_count(
