@@ -9,6 +9,7 @@ import os
 import zipfile
 from pathlib import Path
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -17,7 +18,10 @@ from PIL import Image
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.data_notes import data_notes
+from carbonopt.train.data.labels import LabelledDataset, read_labelled
 from carbonopt.train.data.rows import hub_rows
+
+CLASSES = datasets.ClassLabel(names=["neg", "pos"])
 
 README = (
     "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path:"
@@ -402,6 +406,60 @@ def test_tables_in_several_formats_are_refused(one: str, other: str, tmp_path: P
     (tmp_path / other).write_text('{"text": "three", "label": "x"}\n')
     said = table_refusal(tmp_path)
     assert Path(one).name in said and Path(other).name in said
+
+
+def rows_of(folder: Path) -> list[dict]:
+    dataset = Dataset(name_or_path=str(folder), eval_split="train")
+    return [row.values for row in hub_rows(dataset, ("text", "label")).train]
+
+
+JSON_ROWS = [{"text": f"text {number}", "label": number % 2} for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.json": json.dumps(JSON_ROWS)},
+        {"a.json": json.dumps(JSON_ROWS, indent=1)},
+        {"a.jsonl": json.dumps(JSON_ROWS)},
+        {"a.json": "".join(json.dumps(row) + "\n" for row in JSON_ROWS)},
+        {"a.json": "\n".join(json.dumps(row, indent=1) for row in JSON_ROWS)},
+        {f"{number}.json": json.dumps(row) for number, row in enumerate(JSON_ROWS)},
+        {f"{number}.jsonl": json.dumps(row) + "\n" for number, row in enumerate(JSON_ROWS)},
+    ],
+)
+def test_json_of_a_folder_is_read_in_every_layout(files: dict[str, str], tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert rows_of(tmp_path) == JSON_ROWS
+
+
+def test_json_of_a_folder_is_read_by_the_rules_of_files(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text('{"text": "2024-01-01", "label": 1}\n' * 2)
+    (tmp_path / "2.jsonl").write_text('{"text": "good", "label": 0},\n')
+    with pytest.raises(BadInput, match=r"2\.jsonl, line 1"):
+        rows_of(tmp_path)
+    (tmp_path / "2.jsonl").write_text('{"text": "good", "label": "pos"}\n')
+    assert [row["text"] for row in rows_of(tmp_path)] == ["2024-01-01"] * 2 + ["good"]
+    with pytest.raises(BadInput, match=r"2\.jsonl, line 1 has 'pos'"):
+        read_labelled(LabelledDataset(name_or_path=str(tmp_path), eval_split="train"))
+
+
+@pytest.mark.parametrize("labels", [[True, False], ["0", "1"]])
+def test_files_of_a_folder_must_have_one_kind_of_labels(labels: list, tmp_path: Path) -> None:
+    for name, of in (("1.parquet", [1, 0]), ("2.parquet", labels)):
+        table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": of})
+        table.to_parquet(tmp_path / name)
+    with pytest.raises(BadInput, match=r"2\.parquet, row 1"):
+        read_labelled(LabelledDataset(name_or_path=str(tmp_path), eval_split="train"))
+
+
+def test_classes_that_a_parquet_file_names_keep_their_names(tmp_path: Path) -> None:
+    classes = datasets.Features({"text": datasets.Value("string"), "label": CLASSES})
+    table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=classes)
+    table.to_parquet(tmp_path / "a.parquet")
+    dataset = Dataset(name_or_path=str(tmp_path), eval_split="train")
+    assert hub_rows(dataset, ("text", "label")).names == {"label": ["neg", "pos"]}
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"

@@ -37,7 +37,7 @@ from carbonopt.train.data.labels import (
     in_model_order,
     read_labelled,
 )
-from carbonopt.train.data.rows import check_columns, file_rows, read_rows
+from carbonopt.train.data.rows import check_columns, column_names, file_rows, read_rows
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.models.model import own_classes
 from carbonopt.train.tasks.task import training_task
@@ -101,6 +101,13 @@ def test_a_text_that_is_a_pointer_of_git_lfs_is_named(tmp_path):
     path = written(tmp_path / "a.txt", pointer)
     with pytest.raises(BadInput, match="git lfs pull"):
         read_text(TextDataset(train_files=(str(path),)))
+
+
+def test_json_lines_in_a_json_file_are_read(tmp_path):
+    path = written(tmp_path / "a.json", '{"text": "one"}\n\n{"text": "two"}\n')
+    assert texts(path) == ["one", "two"] and column_names(path) == ("text",)
+    path = written(tmp_path / "a.json", '{"text": "one"}\n{"txt": "two"}\n')
+    assert "line 2" in refusal(path)
 
 
 def test_a_list_of_words_may_hold_the_name_of_its_column(tmp_path):

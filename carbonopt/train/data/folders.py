@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow.parquet
 from datasets.data_files import (
     SPLIT_KEYWORDS,
     DataFilesDict,
@@ -27,6 +28,8 @@ from datasets.data_files import (
 from datasets.packaged_modules.csv import csv as csv_reader
 from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from datasets.packaged_modules.json.json import JsonConfig
+from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from huggingface_hub.repocard import metadata_load
 
 from carbonopt.core.errors import BadInput
@@ -38,10 +41,10 @@ from carbonopt.train.data.picture_folders import (
     check_pictures,
     note_unnamed,
 )
-from carbonopt.train.data.rows import check_no_header
+from carbonopt.train.data.rows import check_no_header, has_plain_rows
 from carbonopt.train.data.swallowed_rows import SwallowedRows
+from carbonopt.train.failures import refused
 
-_TABLES = (".csv", ".tsv")
 # pandas warns so where it drops cells. It is the pandas that the library itself needs.
 _CELLS_DROPPED = csv_reader.pd.errors.ParserWarning
 # The formats of rows with columns, by the files' suffixes.
@@ -49,7 +52,13 @@ _FORMATS = {
     ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
     ".parquet": "parquet",
 }  # fmt: skip
-# The settings of the library's reader that don't say how a table is written, or are judged apart.
+# The settings of the library's readers, as they are unless a card says otherwise.
+_USUAL: dict[type, Any] = {
+    CsvConfig: CsvConfig, JsonConfig: JsonConfig, ParquetConfig: ParquetConfig,
+}  # fmt: skip
+# What the library calls the columns of a Parquet file that pyarrow reads as the library does.
+_PLAIN_KINDS = {b"Image", b"LargeList", b"List", b"Sequence", b"Value"}
+# The settings of the library's readers that don't say how rows are written, or are judged apart.
 _NAMING = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter")
 
 
@@ -58,9 +67,10 @@ def loaded_splits(
 ) -> Mapping[str, "datasets.Dataset | tuple[Path, ...]"]:
     """Return the splits by their names.
 
-    Splits of a local folder that are CSV or TSV files are those files, for the reader of
-    `train_files` to read. The library's reader takes the first cells of a row for an index where
-    the row has too many, and joins rows where a quote doesn't close.
+    Splits of a local folder that are files with columns are those files, for the reader of
+    `train_files` to read. The library's reader takes the first cells of a row of CSV for an index
+    where the row has too many, and joins rows where a quote doesn't close. It takes texts that look
+    like dates for dates, and truth values in one file for the numbers in another.
 
     Args:
         cache: the folder into which the library writes what it has read; None: its own.
@@ -110,6 +120,8 @@ def _read_files(
         _check_formats(base, read, options.get("data_files"))
         if isinstance(builder, ImageFolder):
             check_pictures(base, files)
+    if folder.is_dir() and (plain := _plain_files(builder)) is not None:
+        return plain
     if not isinstance(builder.config, CsvConfig):
         builder.download_and_prepare()
         loaded = dict(builder.as_dataset())
@@ -117,8 +129,6 @@ def _read_files(
             for split, rows in loaded.items():
                 note_unnamed(folder, split, builder.config.data_files[split], len(rows))
         return loaded
-    if folder.is_dir() and (tables := _plain_tables(builder)) is not None:
-        return tables
     return _read_tables(dataset, {**options, "index_col": builder.config.index_col})
 
 
@@ -208,18 +218,44 @@ def _check_formats(
         )
 
 
-def _plain_tables(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
-    """Return each split's CSV and TSV files; None if the data set's card says how to read them."""
-    said = {key: value for key, value in vars(builder.config).items() if key not in _NAMING}
-    usual = {key: value for key, value in vars(CsvConfig()).items() if key not in _NAMING}
+def _plain_files(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
+    """Return each split's files that the reader of `train_files` can read.
+
+    Returns:
+        None: another format, compression or archive is among them, the data set's card says how to
+        read them, or they name their classes.
+    """
+    usual = _USUAL.get(type(builder.config))
+    if usual is None or builder.info.features is not None:
+        return None
+    given, by_default = (
+        {key: value for key, value in vars(config).items() if key not in _NAMING}
+        for config in (builder.config, usual())
+    )
     splits = {
         str(split): tuple(map(Path, files)) for split, files in builder.config.data_files.items()
     }
-    suffixes = {data_suffix(path) for paths in splits.values() for path in paths}
-    separators = {"\t" if suffix == ".tsv" else "," for suffix in suffixes}
-    # A folder of both is read with the separator of the kind that has more files.
-    is_usual = said == usual and builder.info.features is None and builder.config.sep in separators
-    return splits if is_usual and suffixes <= set(_TABLES) else None
+    paths = [path for files in splits.values() for path in files]
+    suffixes = set(map(data_suffix, paths))
+    if given != by_default or not suffixes <= set(_FORMATS):
+        return None
+    if isinstance(builder.config, CsvConfig):
+        # A folder of both is read with the separator of the kind that has more files.
+        separators = {"\t" if suffix == ".tsv" else "," for suffix in suffixes}
+        return splits if builder.config.sep in separators else None
+    of_format = _has_plain_columns if suffixes == {".parquet"} else has_plain_rows
+    return splits if all(map(of_format, paths)) else None
+
+
+def _has_plain_columns(path: Path) -> bool:
+    """Return whether a Parquet file's columns are what they seem without the datasets library.
+
+    The library writes into its files what their columns mean, such as the names of classes.
+    """
+    with refused(f"the data file {path} must be Parquet, but isn't: {{}}.", pyarrow.ArrowException):
+        metadata = pyarrow.parquet.read_schema(path).metadata or {}
+    kinds = set(re.findall(rb'"_type": "(\w+)"', metadata.get(b"huggingface", b"")))
+    return kinds <= _PLAIN_KINDS
 
 
 def _check_lines(rows: datasets.Dataset, delimiter: str, name: str) -> None:

@@ -176,9 +176,8 @@ def column_names(path: Path) -> tuple[str, ...]:
 
 
 def _json_names(path: Path, *, whole: bool) -> list[str]:
-    if whole:
-        text = file_bytes(path).decode("utf-8-sig")
-    else:
+    text = file_bytes(path).decode("utf-8-sig") if whole else ""
+    if not whole or _are_lines(text):
         with open_text(path) as lines:
             text = next((line for line in lines if line.strip()), "{}")
     with refused(f"{path} must hold JSON objects, but doesn't: {{}}.", ValueError, RecursionError):
@@ -300,9 +299,12 @@ def _jsonl_values(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _json_values(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield each item of a JSON list, and where it stands."""
+    """Yield each item of a JSON list, or of JSON lines, and where it stands."""
     must = f"the data file {path} must be a JSON list of objects, but"
     text = file_bytes(path).decode("utf-8-sig")
+    if _are_lines(text):
+        yield from _jsonl_values(path)
+        return
     with refused(f"{must} isn't JSON: {{}}.", ValueError, RecursionError):
         rows = _parsed(text)
     if not isinstance(rows, list):
@@ -310,6 +312,29 @@ def _json_values(path: Path) -> Iterator[tuple[Any, str]]:
         raise BadInput(f"{must} is {kind}; put its rows into one list, one object each.")
     for number, row in enumerate(rows, start=1):
         yield row, f"{path}, item {number}"
+
+
+def has_plain_rows(path: Path) -> bool:
+    """Return whether a file holds JSON rows as its suffix says: lines, or in .json also a list.
+
+    The datasets library also reads lists in .jsonl, and objects written over several lines.
+    """
+    is_json = data_suffix(path) == ".json"
+    with readable(path), open_text(path) as lines:
+        first = next((line.strip() for line in lines if line.strip()), "")
+        has_more = any(map(str.strip, lines)) if is_json else True
+    if is_json and first.startswith("["):
+        return True
+    return has_more and first.startswith("{") and first.endswith(("}", "},"))
+
+
+def _are_lines(text: str) -> bool:
+    """Return whether a text has several lines, the first of which is a whole JSON object."""
+    first, _, rest = text.strip().partition("\n")
+    try:
+        return bool(rest) and isinstance(_parsed(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _parsed(text: str) -> Any:
