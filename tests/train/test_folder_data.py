@@ -408,6 +408,65 @@ def test_tables_in_several_formats_are_refused(one: str, other: str, tmp_path: P
     assert Path(one).name in said and Path(other).name in said
 
 
+TABLE = "text,label\none,0\ntwo,1\nthree,0\n"
+
+
+def write_files(folder: Path, *names: str) -> None:
+    """Write tables below a folder; those below a name that ends in .zip are in that archive."""
+    for name in names:
+        archive, inside, member = name.partition(".zip/")
+        if inside:
+            with zipfile.ZipFile(folder / f"{archive}.zip", "a") as file:
+                file.writestr(member, TABLE)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(TABLE)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Train.csv", "Validation.csv"),
+        ("TRAIN-1.csv", "Test-1.csv"),
+        ("Train/a.csv", "Val/a.csv"),
+        ("all.zip/train/a.csv", "all.zip/validation/a.csv"),
+        ("all.zip/train.csv", "all.zip/dev.csv"),
+    ],
+)
+@pytest.mark.parametrize("eval_split", ["train", "validation"])
+def test_files_for_evaluation_are_not_read_for_training(
+    names: tuple[str, str], eval_split: str, tmp_path: Path
+) -> None:
+    write_files(tmp_path, *names)
+    with pytest.raises(BadInput, match=f"{Path(names[1]).name} .*{Path(names[0]).name}"):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split=eval_split), ("text",))
+
+
+@pytest.mark.parametrize(
+    "names", [("Training.csv", "more.csv"), ("latest.csv", "contest.csv"), ("pool/Test 1.csv",)]
+)
+def test_other_names_of_tables_are_read_for_training(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    write_files(tmp_path, *names)
+    rows = hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
+    assert len(rows.train) == 3 * len(names) and rows.evaluation is None
+
+
+def test_a_missing_split_names_what_looks_like_one(tmp_path: Path) -> None:
+    draw(tmp_path / "a", "cat/train_1.png", "cat/test_2.png", "dog/train_3.png")
+    with pytest.raises(BadInput, match=r"cat/test_2\.png"):
+        pictures(tmp_path / "a")
+    assert len(pictures(tmp_path / "a", eval_split="train")[0]) == 3
+    write_files(tmp_path / "b", "train.csv", "Validation.csv")
+    with pytest.raises(BadInput, match=r"no split 'validation'.*Validation\.csv"):
+        hub_rows(Dataset(name_or_path=str(tmp_path / "b")), ("text",))
+    write_files(tmp_path / "c", "rows.csv")
+    with pytest.raises(BadInput, match="eval_split: train") as refusal:
+        hub_rows(Dataset(name_or_path=str(tmp_path / "c")), ("text",))
+    assert "looks like" not in str(refusal.value)
+
+
 def rows_of(folder: Path) -> list[dict]:
     dataset = Dataset(name_or_path=str(folder), eval_split="train")
     return [row.values for row in hub_rows(dataset, ("text", "label")).train]

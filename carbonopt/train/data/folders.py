@@ -39,6 +39,7 @@ from carbonopt.train.data.picture_folders import (
     NO_DATA,
     PICTURES,
     check_pictures,
+    members,
     note_unnamed,
 )
 from carbonopt.train.data.rows import check_no_header, has_plain_rows
@@ -52,6 +53,8 @@ _FORMATS = {
     ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
     ".parquet": "parquet",
 }  # fmt: skip
+_TRAINING_WORDS = set(SPLIT_KEYWORDS[datasets.Split.TRAIN])
+_EVALUATION_WORDS = set().union(*SPLIT_KEYWORDS.values()) - _TRAINING_WORDS
 # The settings of the library's readers, as they are unless a card says otherwise.
 _USUAL: dict[type, Any] = {
     CsvConfig: CsvConfig, JsonConfig: JsonConfig, ParquetConfig: ParquetConfig,
@@ -118,6 +121,8 @@ def _read_files(
         base = given if all(path.is_relative_to(given) for path in read) else folder.resolve()
         _check_links(base, read, options.get("data_files"))
         _check_formats(base, read, options.get("data_files"))
+        if list(options.get("data_files", ())) == ["train"]:
+            _check_names(base, read)
         if isinstance(builder, ImageFolder):
             check_pictures(base, files)
     if folder.is_dir() and (plain := _plain_files(builder)) is not None:
@@ -216,6 +221,44 @@ def _check_formats(
             f"{folder} must hold tables in one format, but has"
             f" {' beside '.join(path.name for path in of_format.values())}; convert or move them."
         )
+
+
+def _check_names(folder: Path, read: Collection[Path]) -> None:
+    """Check that files for evaluation are not read as training data, all files being these.
+
+    Pictures' own names say nothing, nor do the names of classes.
+
+    Raises:
+        BadInput: if names of tables, or within archives, speak of training and of evaluation.
+    """
+    found: dict[bool, Path] = {}  # by whether it is for training
+    for path in itertools.chain(*map(members, read)):
+        name = path.relative_to(folder)
+        is_picture = path.suffix.lower() in PICTURES
+        words = _words(name.parent if is_picture else name)
+        if words & _EVALUATION_WORDS and not words & _TRAINING_WORDS:
+            found.setdefault(False, name)
+        elif words & _TRAINING_WORDS and not (is_picture and path in read):
+            found.setdefault(True, name)
+    if len(found) == 2:
+        raise BadInput(
+            f"{folder} must name its splits so that they are found, but {found[False]} would be for"
+            f" training as {found[True]} is; write train and validation in lower case, and unpack"
+            " archives."
+        )
+
+
+def evaluation_name(folder: Path) -> Path | None:
+    """Return the first data file of a folder, below it, whose name speaks of evaluation."""
+    data = {*PICTURES, *_FORMATS}
+    files = itertools.chain(*map(members, _files_below(folder)))
+    names = (path.relative_to(folder) for path in files if data_suffix(path) in data)
+    return next((name for name in names if _words(name) & _EVALUATION_WORDS), None)
+
+
+def _words(name: Path) -> set[str]:
+    """Return the words of a path in lower case."""
+    return set(re.split(r"[-._ 0-9/]", name.as_posix().lower()))
 
 
 def _plain_files(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:

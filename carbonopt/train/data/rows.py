@@ -592,14 +592,7 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
     names: dict[str, list[str]] = {}
     for split in dict.fromkeys((dataset.train_split, dataset.eval_split)):
         if split not in loaded:
-            has = (
-                f"the data set {name!r} has no split {split!r}; its splits are {', '.join(loaded)}"
-            )
-            aside = f"; eval_split: {dataset.train_split} sets eval_fraction of that aside"
-            raise BadInput(
-                f"{has}"
-                f"{aside if split == dataset.eval_split and dataset.train_split in loaded else ''}."
-            )
+            raise BadInput(_missing_split(dataset, split, list(loaded)))
         if isinstance(part := loaded[split], tuple):
             parts.append([row for path in part for row in file_rows(path, columns)])
         else:
@@ -607,6 +600,25 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
                 _library_rows(part, columns, f"the data set {name!r}, split {split},", names)
             )
     return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, names)
+
+
+def _missing_split(dataset: Dataset, split: str, present: Sequence[str]) -> str:
+    """Return the error for a split that a data set lacks."""
+    from carbonopt.train.data.folders import evaluation_name
+
+    name = dataset.name_or_path
+    lacks = f"the data set {name!r} has no split {split!r}; its splits are {', '.join(present)}"
+    if split != dataset.eval_split or dataset.train_split not in present:
+        return f"{lacks}."
+    aside = f"eval_split: {dataset.train_split} sets eval_fraction of that aside"
+    folder = Path(str(name))
+    if len(present) == 1 and folder.is_dir() and (found := evaluation_name(folder)) is not None:
+        return (
+            f"{lacks}. {found} looks like a part of another: name files so that they are one, such"
+            " as train.csv and validation.csv, or have folders train and validation. If it is for"
+            f" training, {aside}."
+        )
+    return f"{lacks}; {aside}."
 
 
 def _library_rows(
