@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from PIL import Image
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -40,6 +41,7 @@ from carbonopt.train.data.labels import (
 from carbonopt.train.data.rows import check_columns, column_names, file_rows, read_rows
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.models.model import own_classes
+from carbonopt.train.tasks.classification import _notes as class_notes
 from carbonopt.train.tasks.task import training_task
 
 FIXED = Space.model_validate(
@@ -666,6 +668,51 @@ def test_truth_values_and_whole_floats_are_labels(tmp_path, labels, classes):
 def test_labels_of_several_kinds_or_fractions_are_refused_with_their_row(tmp_path, labels):
     with pytest.raises(BadInput, match=r"'label'.*a\.jsonl, line 1"):
         classes_of(tmp_path / "a.jsonl", labels * 3)
+
+
+@pytest.mark.parametrize(
+    ("label", "other"),
+    [
+        ("pos", "Pos"),
+        ("pos", '"pos"'),
+        ("pos", "\u201cpos\u201d"),
+        ("don't", "don\u2019t"),
+        ("-1", "\u22121"),
+        ("sci-fi", "sci\u2013fi"),
+        ("1", "1e0"),
+        ("0.5", ".5"),
+        ("1", "\uff11"),
+        ("spam", "\uff53\uff50\uff41\uff4d"),
+        ("fit", "\ufb01t"),
+    ],
+)
+def test_labels_that_differ_in_spelling_alone_are_refused(tmp_path, label, other):
+    with pytest.raises(BadInput, match="in one way"):
+        classes_of(tmp_path / "a.jsonl", [label, "else", other] * 3)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["a", "A"],  # letters as signs
+        ["Co", "CO"],
+        ["``", "''"],  # parts of speech
+        ["m2", "m\u00b2"],
+        ["s", "\u017f"],
+        ["-", "\u2013", "\u2212"],
+        ["NN", "NNS", "-1"],
+        ["1", "1.5", "-1"],
+    ],
+)
+def test_labels_that_only_resemble_each_other_stay_classes(tmp_path, labels):
+    assert set(classes_of(tmp_path / "a.jsonl", labels * 3)) == set(labels)
+
+
+def test_classes_without_evaluation_examples_are_named(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "x,a\ny,b\n" * 20 + "40,TOTAL\n")
+    labelled = read_labelled(LabelledDataset(train_files=(str(tmp_path / "a.csv"),)))
+    (note,) = class_notes(labelled, torch.nn.Linear(1, 1))
+    assert "1 of 3 classes" in note and "(TOTAL)" in note
 
 
 def test_a_class_that_the_evaluation_spells_otherwise_is_refused(tmp_path):
