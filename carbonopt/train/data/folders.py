@@ -42,7 +42,7 @@ from carbonopt.train.data.picture_folders import (
     members,
     note_unnamed,
 )
-from carbonopt.train.data.rows import check_no_header, has_plain_rows
+from carbonopt.train.data.row_layout import check_no_header, has_plain_rows
 from carbonopt.train.data.swallowed_rows import SwallowedRows
 from carbonopt.train.failures import refused
 
