@@ -7,6 +7,7 @@ import gzip
 import json
 import shutil
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,42 @@ def test_a_quote_that_does_not_close_is_refused_with_its_line(tmp_path, row, lin
 def test_a_header_in_the_middle_is_refused_with_its_line(tmp_path, again):
     path = written(tmp_path / "a.csv", f'id,text\n0,"a\nb"\n1,c\n{again}\n2,d\n')
     assert f"{path}, line 5:" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("a.csv", b"text;label\nx;a\n", "by commas"),
+        ("a.csv", b"text\tlabel\nx\ta\n", "by tabs"),
+        ("a.csv", b"sep=,\ntext,label\nx,a\n", "first line"),
+        ("a.csv", b"label, text\na,x\n", "spaces out of ' text'"),
+        ("a.jsonl", b'[{"text": "x"}]', ".json file"),
+        ("a.jsonl", '{"text": "x"}\n'.encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_files_that_need_another_form_are_refused_with_a_remedy(tmp_path, name, content, remedy):
+    (tmp_path / name).write_bytes(content)
+    assert remedy in refusal(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".zst", ".xz"])
+def test_files_that_must_be_decompressed_first_are_told_so(tmp_path, suffix):
+    dataset = Dataset(train_files=(str(written(tmp_path / f"a.jsonl{suffix}", "x")),))
+    with pytest.raises(BadInput, match="decompress"):
+        read_rows(dataset, ("text",))
+
+
+def test_whole_decimal_numbers_are_labels(tmp_path):
+    path = tmp_path / "a.parquet"
+    for numbers in (("0.00", "1.00", "10"), ("0", "0.5", "1")):
+        labels = pyarrow.array(list(map(Decimal, numbers)) * 2, pyarrow.decimal128(5, 2))
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 6, "label": labels}), path)
+        dataset = LabelledDataset(train_files=(str(path),))
+        if "0.5" not in numbers:
+            assert read_labelled(dataset).classes == ("0", "1", "10")
+            continue
+        with pytest.raises(BadInput, match=r"0\.50"):
+            read_labelled(dataset)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.parquet", "a.jsonl.gz"])

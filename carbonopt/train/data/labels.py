@@ -1,9 +1,11 @@
 """Rows with a class label: their classes, and their split into training and evaluation."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -317,7 +319,8 @@ def label_text(row: Row, column: str) -> str:
     """Return a row's label as text.
 
     A truth value is true or false, as JSON has it. A float such as 1.0 is the whole number, since
-    tables in which a value is missing turn a whole column of numbers into floats.
+    tables in which a value is missing turn a whole column of numbers into floats. So is a decimal
+    number, as databases write them.
 
     Raises:
         BadInput: if there is none, or it is neither a word nor a whole number or truth value.
@@ -330,7 +333,7 @@ def label_text(row: Row, column: str) -> str:
         )
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
         return str(int(value))
     if not isinstance(value, int | str):
         must = f"column {column!r} must hold whole numbers, words or truth values"

@@ -1,5 +1,6 @@
 """Data files as bytes and as text, which may be compressed."""
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import TextIO
 
 from carbonopt.core.errors import BadInput
 
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # the first bytes of text in UTF-16
 # The beginning of the small file that stands in a Git repository for one that Git LFS keeps.
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST_POINTER = 1024  # bytes
@@ -66,8 +68,10 @@ def readable(path: Path) -> Iterator[None]:
     except OSError as error:
         raise BadInput(f"can't read the data file {path}: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:  # its position counts from the start of a chunk
+        encoding = "UTF-16" if file_bytes(path).startswith(_UTF_16) else "its encoding"
         raise BadInput(
-            f"the data file {path} must be UTF-8 text, but isn't in line {_undecodable(path)}."
+            f"the data file {path} must be UTF-8 text, but isn't in line {_undecodable(path)};"
+            f" convert it from {encoding}."
         ) from error
 
 

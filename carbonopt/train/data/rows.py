@@ -27,6 +27,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 # The most digits of a whole number in JSON: Python's own limit, above which int() takes quadratic
 # time.
 _MOST_DIGITS = 4300
+_COMPRESSED = (".bz2", ".lz4", ".xz", ".zip", ".zst")  # of .gz files, the content is read
 _MOST_FOR_TEXT = 1000  # rows from which it is told which columns hold text
 _LETTER = re.compile(r"[^\W\d_]")
 _WORDS = re.compile(r"[^\W\d_]\W*\s+\W*[^\W\d_]")
@@ -129,7 +130,7 @@ def _of_files(paths: Sequence[str], columns: Sequence[str]) -> list[Row]:
         if data_suffix(path) not in READERS:
             raise BadInput(
                 f"the data file {path} must be one of {', '.join(READERS)}, since it has to have"
-                " columns."
+                f" columns{'; decompress it' if path.suffix.lower() in _COMPRESSED else ''}."
             )
         rows += list(file_rows(path, columns))
         if not rows:
@@ -343,7 +344,8 @@ class _JsonObject(dict[str, Any]):
 
 def _of_json(row: Any, columns: Sequence[str], where: str) -> Row:
     if not isinstance(row, _JsonObject):
-        raise BadInput(f"{where}, must be one JSON object, but is a {type(row).__name__}.")
+        instead = "; a list of all rows goes into a .json file" if isinstance(row, list) else ""
+        raise BadInput(f"{where}, must be one JSON object, but is a {type(row).__name__}{instead}.")
     require_columns(columns, row.names, f"{where},")
     values = {column: row[column] for column in columns}
     for column, value in values.items():
@@ -485,12 +487,26 @@ def require_columns(columns: Sequence[str], present: Sequence[str], where: str) 
         times = present.count(column)
         if times == 0:
             raise BadInput(
-                f"{where} has no column {column!r}; its columns are {', '.join(present) or 'none'}."
+                f"{where} has no column {column!r}; its columns are {', '.join(present) or 'none'}"
+                f"{_remedy(column, present)}."
             )
         if times > 1:
             raise BadInput(
                 f"{where} must name each column once, but has {column!r} {times} times; rename."
             )
+
+
+def _remedy(column: str, present: Sequence[str]) -> str:
+    """Return what helps if a header has a column, but not as it must be written."""
+    spaced = next((name for name in present if name.strip() == column), None)
+    if spaced is not None:
+        return f"; take the spaces out of {spaced!r}"
+    if present and present[0].lower().startswith("sep="):
+        return "; remove the first line, and separate the cells of CSV by commas"
+    separated = (sep for sep in (";", "\t", "|") if len(present) == 1 and sep in present[0])
+    if (found := next(separated, None)) is not None:
+        return f"; separate cells by commas rather than {found!r}, or by tabs in a .tsv file"
+    return ""
 
 
 def hub_rows(dataset: Dataset, columns: Sequence[str]) -> SourceRows:
