@@ -465,6 +465,12 @@ def test_a_missing_split_names_what_looks_like_one(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="eval_split: train") as refusal:
         hub_rows(Dataset(name_or_path=str(tmp_path / "c")), ("text",))
     assert "looks like" not in str(refusal.value)
+    write_files(tmp_path / "d", "validation.csv")
+    write_jsonl(tmp_path / "d", ["one", "two"])
+    (tmp_path / "d/README.md").write_text(README)
+    with pytest.raises(BadInput, match="eval_split: train") as refusal:
+        hub_rows(Dataset(name_or_path=str(tmp_path / "d")), ("text",))
+    assert "looks like" not in str(refusal.value)
 
 
 def rows_of(folder: Path) -> list[dict]:

@@ -249,7 +249,13 @@ def _check_names(folder: Path, read: Collection[Path]) -> None:
 
 
 def evaluation_name(folder: Path) -> Path | None:
-    """Return the first data file of a folder, below it, whose name speaks of evaluation."""
+    """Return the first data file of a folder, below it, whose name speaks of evaluation.
+
+    Returns:
+        None: there is none, or the data set's card names its files.
+    """
+    if _tells_its_files(folder / "README.md"):
+        return None
     data = {*PICTURES, *_FORMATS}
     files = itertools.chain(*map(members, _files_below(folder)))
     names = (path.relative_to(folder) for path in files if data_suffix(path) in data)
