@@ -20,7 +20,7 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space, may_be, may_be_other_than
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.train.client import Speaker
-from carbonopt.train.data.swallowed_rows import table_notes
+from carbonopt.train.data.data_notes import data_notes
 from carbonopt.train.failures import as_bad_input, reason, reported
 from carbonopt.train.speed.deepspeed_ops import load_operator, op_builders
 from carbonopt.train.tasks.task import TrainingTask, training_task
@@ -108,7 +108,7 @@ def _prepare_in(folder: PreparedFolder, task: TrainingTask, spec: PrepareSpec) -
     from carbonopt.train.models.zero_leaves import zero_leaves
     from carbonopt.train.space_facts import chosen_space
 
-    with table_notes() as notes:
+    with data_notes() as notes:
         prepared = task.prepare(spec.space, folder, spec.fingerprint)
     prepared = prepared.model_copy(update={"notes": (*prepared.notes, *notes)})
     if isinstance(task, TrainerTask):

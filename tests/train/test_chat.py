@@ -19,7 +19,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.chat import Chat, chat_messages, marked, prompt_and_response
 from carbonopt.train.data.pair_rows import tokenized
-from carbonopt.train.data.pairs import Pair
+from carbonopt.train.data.pairs import Pair, pair_of
 from carbonopt.train.data.prompts import RawPrompts
 from carbonopt.train.data.responses import keep
 from carbonopt.train.data.rows import Row, file_rows, read_rows
@@ -62,6 +62,31 @@ def tokenizer(template: str | None = None, begins: bool = False) -> PreTrainedTo
     made = PreTrainedTokenizerFast(tokenizer_object=fast, bos_token="<s>", eos_token="</s>")
     made.chat_template = template
     return made
+
+
+def test_usual_roles_are_read_in_any_case() -> None:
+    said = [("User", "a"), ("ASSISTANT ", "b"), ("Narrator", "c")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    read = chat_messages(Row({"chat": messages}, "row 1"), "chat")
+    assert [message["role"] for message in read.messages] == ["user", "assistant", "Narrator"]
+    assert read.answers
+    pair = Row({"chosen": messages[:2], "rejected": messages[:1]}, "row 1")
+    assert pair_of(pair, None, "chosen", "rejected").chosen[1]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("roles", [("human", "gpt"), ("user", "model"), ("system", "Bot", "user")])
+def test_an_assistant_with_another_role_is_refused_by_name(roles: tuple[str, ...]) -> None:
+    usual = chat(("user", "a"), ("assistant", "b"))
+    other = Chat([{"role": role, "content": "a"} for role in roles], "row 2")
+    with pytest.raises(BadInput, match=f"row 2 are .*{roles[1]}"):
+        keep([usual, other], tokenizer(CHATML), False, 50, "training")
+
+
+def test_chats_without_a_response_are_left_out() -> None:
+    usual = chat(("human", "a"), ("assistant", "b"))
+    unanswered = [chat(("user", "a")), chat(("human", "a")), chat(("system", "a"), ("user", "b"))]
+    kept = keep([usual, *unanswered], tokenizer(CHATML), False, 50, "training")
+    assert len(kept.examples) == 1 and "3 had no response" in kept.note
 
 
 def chat(*said: tuple[str, str]) -> Chat:

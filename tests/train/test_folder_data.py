@@ -9,6 +9,7 @@ import os
 import zipfile
 from pathlib import Path
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -16,7 +17,11 @@ from PIL import Image
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.data_notes import data_notes
+from carbonopt.train.data.labels import LabelledDataset, read_labelled
 from carbonopt.train.data.rows import hub_rows
+
+CLASSES = datasets.ClassLabel(names=["neg", "pos"])
 
 README = (
     "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path:"
@@ -127,6 +132,75 @@ def test_pictures_of_one_class_are_refused_with_its_name(names: list[str], tmp_p
     draw(tmp_path, *names)
     with pytest.raises(BadInput, match="'cat'"):
         pictures(tmp_path, eval_split="train")
+
+
+@pytest.mark.parametrize(
+    "names, found",
+    [
+        (["train/cat/a/1.png", "train/dog/b/2.png"], "train/cat/a and train/dog/b"),
+        (["cat/2020/1.png", "cat/2021/2.png", "dog/2020/3.png"], "cat/2020 and dog/2020"),
+        (["cat/train/1.png", "dog/train/2.png", "cat/val/3.png"], "train/cat"),
+        (["Train/cat/1.png", "Train/dog/2.png", "Validation/cat/3.png"], "lower case"),
+    ],
+)
+def test_folders_of_folders_of_pictures_are_refused(
+    names: list[str], found: str, tmp_path: Path
+) -> None:
+    draw(tmp_path, *names)
+    with pytest.raises(BadInput, match=found):
+        pictures(tmp_path, eval_split="train")
+
+
+def test_a_folder_around_all_others_names_no_class(tmp_path: Path) -> None:
+    draw(tmp_path, "photos/cat/1.png", "photos/dog/2.png")
+    assert pictures(tmp_path, eval_split="train")[0] == ["cat/1.png", "dog/2.png"]
+
+
+def test_nested_folders_of_an_archive_are_refused(tmp_path: Path) -> None:
+    draw(tmp_path / "in", "cat/a/1.png", "dog/b/2.png")
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        for name in ("cat/a/1.png", "dog/b/2.png"):
+            archive.write(tmp_path / "in" / name, name)
+            (tmp_path / "in" / name).unlink()
+    with pytest.raises(BadInput, match=r"cat/a and .*dog/b"):
+        pictures(tmp_path, eval_split="train")
+
+
+@pytest.mark.parametrize("file", ["train/bird/1.heic", "train/bird/1.svg", "train/bird/a/1.npy"])
+def test_a_class_without_a_readable_picture_is_refused(file: str, tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png")
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_bytes(b"x")
+    with pytest.raises(BadInput, match="train/bird"):
+        pictures(tmp_path)
+
+
+def test_files_beside_pictures_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/2.png", "val/cat/3.png")
+    for name in ("train/cat/2.heic", "train/cat/3.HEIC", "val/cat/a.pdf", "train/dog/notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "val/dog").mkdir()  # a class may have no picture for evaluation
+    (tmp_path / "train/annotations").mkdir()
+    (tmp_path / "train/annotations/1.xml").write_text("<a/>")
+    with data_notes() as notes:
+        assert len(pictures(tmp_path)[0]) == 2
+    assert len(notes) == 1 and "3 files" in notes[0] and "2 .heic, 1 .pdf" in notes[0]
+
+
+def test_pictures_that_a_table_does_not_name_are_counted(tmp_path: Path) -> None:
+    draw(tmp_path, "1.png", "2.png", "3.png")
+    (tmp_path / "metadata.csv").write_text("file_name,label\n1.png,cat\n2.png,dog\n")
+    dataset = Dataset(name_or_path=str(tmp_path), eval_split="train")
+    with data_notes() as notes:
+        assert len(hub_rows(dataset, ("image", "label")).train) == 2
+    assert len(notes) == 1 and "2 of 3 pictures" in notes[0]
+
+
+def test_a_table_about_the_pictures_of_one_split_is_refused(tmp_path: Path) -> None:
+    draw(tmp_path, "train/cat/1.png", "train/dog/2.png", "validation/cat/3.png")
+    (tmp_path / "train/metadata.csv").write_text("file_name,label\ncat/1.png,x\ndog/2.png,y\n")
+    with pytest.raises(BadInput, match="one for train and none for validation"):
+        pictures(tmp_path)
 
 
 def test_pictures_at_any_depth_have_the_classes_of_a_table(tmp_path: Path) -> None:
@@ -332,6 +406,155 @@ def test_tables_in_several_formats_are_refused(one: str, other: str, tmp_path: P
     (tmp_path / other).write_text('{"text": "three", "label": "x"}\n')
     said = table_refusal(tmp_path)
     assert Path(one).name in said and Path(other).name in said
+
+
+TABLE = "text,label\none,0\ntwo,1\nthree,0\n"
+
+
+def write_files(folder: Path, *names: str) -> None:
+    """Write tables below a folder; those below a name that ends in .zip are in that archive."""
+    for name in names:
+        archive, inside, member = name.partition(".zip/")
+        if inside:
+            with zipfile.ZipFile(folder / f"{archive}.zip", "a") as file:
+                file.writestr(member, TABLE)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(TABLE)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Train.csv", "Validation.csv"),
+        ("TRAIN-1.csv", "Test-1.csv"),
+        ("Train/a.csv", "Val/a.csv"),
+        ("all.zip/train/a.csv", "all.zip/validation/a.csv"),
+        ("all.zip/train.csv", "all.zip/dev.csv"),
+    ],
+)
+@pytest.mark.parametrize("eval_split", ["train", "validation"])
+def test_files_for_evaluation_are_not_read_for_training(
+    names: tuple[str, str], eval_split: str, tmp_path: Path
+) -> None:
+    write_files(tmp_path, *names)
+    with pytest.raises(BadInput, match=f"{Path(names[1]).name} .*{Path(names[0]).name}"):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split=eval_split), ("text",))
+
+
+@pytest.mark.parametrize(
+    "names", [("Training.csv", "more.csv"), ("latest.csv", "contest.csv"), ("pool/Test 1.csv",)]
+)
+def test_other_names_of_tables_are_read_for_training(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    write_files(tmp_path, *names)
+    rows = hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
+    assert len(rows.train) == 3 * len(names) and rows.evaluation is None
+
+
+def test_a_missing_split_names_what_looks_like_one(tmp_path: Path) -> None:
+    draw(tmp_path / "a", "cat/train_1.png", "cat/test_2.png", "dog/train_3.png")
+    with pytest.raises(BadInput, match=r"cat/test_2\.png"):
+        pictures(tmp_path / "a")
+    assert len(pictures(tmp_path / "a", eval_split="train")[0]) == 3
+    write_files(tmp_path / "b", "train.csv", "Validation.csv")
+    with pytest.raises(BadInput, match=r"no split 'validation'.*Validation\.csv"):
+        hub_rows(Dataset(name_or_path=str(tmp_path / "b")), ("text",))
+    write_files(tmp_path / "c", "rows.csv")
+    with pytest.raises(BadInput, match="eval_split: train") as refusal:
+        hub_rows(Dataset(name_or_path=str(tmp_path / "c")), ("text",))
+    assert "looks like" not in str(refusal.value)
+    write_files(tmp_path / "d", "validation.csv")
+    write_jsonl(tmp_path / "d", ["one", "two"])
+    (tmp_path / "d/README.md").write_text(README)
+    with pytest.raises(BadInput, match="eval_split: train") as refusal:
+        hub_rows(Dataset(name_or_path=str(tmp_path / "d")), ("text",))
+    assert "looks like" not in str(refusal.value)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    dataset = Dataset(name_or_path=str(folder), eval_split="train")
+    return [row.values for row in hub_rows(dataset, ("text", "label")).train]
+
+
+JSON_ROWS = [{"text": f"text {number}", "label": number % 2} for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.json": json.dumps(JSON_ROWS)},
+        {"a.json": json.dumps(JSON_ROWS, indent=1)},
+        {"a.jsonl": json.dumps(JSON_ROWS)},
+        {"a.json": "".join(json.dumps(row) + "\n" for row in JSON_ROWS)},
+        {"a.json": "\n".join(json.dumps(row, indent=1) for row in JSON_ROWS)},
+        {f"{number}.json": json.dumps(row) for number, row in enumerate(JSON_ROWS)},
+        {f"{number}.jsonl": json.dumps(row) + "\n" for number, row in enumerate(JSON_ROWS)},
+    ],
+)
+def test_json_of_a_folder_is_read_in_every_layout(files: dict[str, str], tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert rows_of(tmp_path) == JSON_ROWS
+
+
+def test_json_of_a_folder_is_read_by_the_rules_of_files(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text('{"text": "2024-01-01", "label": 1}\n' * 2)
+    (tmp_path / "2.jsonl").write_text('{"text": "good", "label": 0},\n')
+    with pytest.raises(BadInput, match=r"2\.jsonl, line 1"):
+        rows_of(tmp_path)
+    (tmp_path / "2.jsonl").write_text('{"text": "good", "label": "pos"}\n')
+    assert [row["text"] for row in rows_of(tmp_path)] == ["2024-01-01"] * 2 + ["good"]
+    with pytest.raises(BadInput, match=r"2\.jsonl, line 1 has 'pos'"):
+        read_labelled(LabelledDataset(name_or_path=str(tmp_path), eval_split="train"))
+
+
+@pytest.mark.parametrize("labels", [[True, False], ["0", "1"]])
+def test_files_of_a_folder_must_have_one_kind_of_labels(labels: list, tmp_path: Path) -> None:
+    for name, of in (("1.parquet", [1, 0]), ("2.parquet", labels)):
+        table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": of})
+        table.to_parquet(tmp_path / name)
+    with pytest.raises(BadInput, match=r"2\.parquet, row 1"):
+        read_labelled(LabelledDataset(name_or_path=str(tmp_path), eval_split="train"))
+
+
+def test_classes_that_a_parquet_file_names_keep_their_names(tmp_path: Path) -> None:
+    classes = datasets.Features({"text": datasets.Value("string"), "label": CLASSES})
+    table = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=classes)
+    table.to_parquet(tmp_path / "a.parquet")
+    dataset = Dataset(name_or_path=str(tmp_path), eval_split="train")
+    assert hub_rows(dataset, ("text", "label")).names == {"label": ["neg", "pos"]}
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv.gz", "a/rows.csv"])
+@pytest.mark.parametrize("card", ["", README])
+def test_a_pointer_of_git_lfs_is_named(name: str, card: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(POINTER)
+    if card:
+        (tmp_path / "README.md").write_text(card.replace("rows.jsonl", name))
+    with pytest.raises(BadInput, match="git lfs pull"):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
+
+
+def test_a_picture_that_is_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    draw(tmp_path, "cat/1.png", "dog/2.png")
+    (tmp_path / "dog/2.png").write_text(POINTER)
+    with pytest.raises(BadInput, match=r"dog/2\.png.*git lfs pull"):
+        pictures(tmp_path, eval_split="train")
+
+
+@pytest.mark.parametrize("card", [False, True])
+def test_a_header_in_the_middle_of_a_table_is_refused(card: bool, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\none,a\ntext,label\ntwo,b\n")
+    if card:
+        (tmp_path / "README.md").write_text(README.replace("jsonl", "csv"))
+    with pytest.raises(BadInput, match="text, label"):
+        hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
 
 
 def test_other_files_beside_named_tables_do_no_harm(tmp_path: Path) -> None:

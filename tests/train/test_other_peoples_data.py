@@ -7,12 +7,14 @@ import gzip
 import json
 import shutil
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from PIL import Image
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -29,6 +31,7 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Dataset, Model
 from carbonopt.train.data.data_look import find_data, look_at
+from carbonopt.train.data.data_notes import data_notes
 from carbonopt.train.data.labels import (
     Labelled,
     LabelledDataset,
@@ -36,10 +39,10 @@ from carbonopt.train.data.labels import (
     in_model_order,
     read_labelled,
 )
-from carbonopt.train.data.rows import check_columns, file_rows, read_rows
-from carbonopt.train.data.swallowed_rows import table_notes
+from carbonopt.train.data.rows import check_columns, column_names, file_rows, read_rows
 from carbonopt.train.data.text import TextDataset, read_text
 from carbonopt.train.models.model import own_classes
+from carbonopt.train.tasks.classification import _notes as class_notes
 from carbonopt.train.tasks.task import training_task
 
 FIXED = Space.model_validate(
@@ -82,6 +85,73 @@ def test_a_quote_that_does_not_close_is_refused_with_its_line(tmp_path, row, lin
         f"id,text\n0,fine\n{row}\n" + "".join(f"{n},row {n}\n" for n in range(5, 20)),
     )
     assert f"{path}, line {line}:" in refusal(path)
+
+
+@pytest.mark.parametrize("again", ["id,text", "\ufeffid,text", '"id","text"', "id, text "])
+def test_a_header_in_the_middle_is_refused_with_its_line(tmp_path, again):
+    path = written(tmp_path / "a.csv", f'id,text\n0,"a\nb"\n1,c\n{again}\n2,d\n')
+    assert f"{path}, line 5:" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("a.csv", b"text;label\nx;a\n", "by commas"),
+        ("a.csv", b"text\tlabel\nx\ta\n", "by tabs"),
+        ("a.csv", b"sep=,\ntext,label\nx,a\n", "first line"),
+        ("a.csv", b"label, text\na,x\n", "spaces out of ' text'"),
+        ("a.jsonl", b'[{"text": "x"}]', ".json file"),
+        ("a.jsonl", '{"text": "x"}\n'.encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_files_that_need_another_form_are_refused_with_a_remedy(tmp_path, name, content, remedy):
+    (tmp_path / name).write_bytes(content)
+    assert remedy in refusal(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".zst", ".xz"])
+def test_files_that_must_be_decompressed_first_are_told_so(tmp_path, suffix):
+    dataset = Dataset(train_files=(str(written(tmp_path / f"a.jsonl{suffix}", "x")),))
+    with pytest.raises(BadInput, match="decompress"):
+        read_rows(dataset, ("text",))
+
+
+def test_whole_decimal_numbers_are_labels(tmp_path):
+    path = tmp_path / "a.parquet"
+    for numbers in (("0.00", "1.00", "10"), ("0", "0.5", "1")):
+        labels = pyarrow.array(list(map(Decimal, numbers)) * 2, pyarrow.decimal128(5, 2))
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 6, "label": labels}), path)
+        dataset = LabelledDataset(train_files=(str(path),))
+        if "0.5" not in numbers:
+            assert read_labelled(dataset).classes == ("0", "1", "10")
+            continue
+        with pytest.raises(BadInput, match=r"0\.50"):
+            read_labelled(dataset)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.parquet", "a.jsonl.gz"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    assert "git lfs pull" in refusal(written(tmp_path / name, pointer))
+
+
+def test_a_text_that_is_a_pointer_of_git_lfs_is_named(tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    path = written(tmp_path / "a.txt", pointer)
+    with pytest.raises(BadInput, match="git lfs pull"):
+        read_text(TextDataset(train_files=(str(path),)))
+
+
+def test_json_lines_in_a_json_file_are_read(tmp_path):
+    path = written(tmp_path / "a.json", '{"text": "one"}\n\n{"text": "two"}\n')
+    assert texts(path) == ["one", "two"] and column_names(path) == ("text",)
+    path = written(tmp_path / "a.json", '{"text": "one"}\n{"txt": "two"}\n')
+    assert "line 2" in refusal(path)
+
+
+def test_a_list_of_words_may_hold_the_name_of_its_column(tmp_path):
+    path = written(tmp_path / "a.csv", "text\nword\ntext\n")
+    assert [row.text("text") for row in file_rows(path, ("text",))] == ["word", "text"]
 
 
 def test_a_cell_that_has_swallowed_rows_is_refused(tmp_path):
@@ -150,7 +220,7 @@ POEMS = [
 
 def test_poems_are_read_whole_and_noted_where_they_could_be_rows(tmp_path):
     path = written(tmp_path / "a.csv", "text,label\n" + "".join(POEMS * 2))
-    with table_notes() as notes:
+    with data_notes() as notes:
         assert [text.count("\n") for text in texts(path)] == [3, 3, 1] * 2
     (note,) = notes  # on the first and the third poem, whose lines have a row's number of commas
     assert "a.csv 4 cells" in note and "8 rows" in note
@@ -160,10 +230,10 @@ def test_poems_are_read_whole_and_noted_where_they_could_be_rows(tmp_path):
 def test_joined_rows_of_a_single_column_are_noted(tmp_path, name):
     rows = "".join(f"row {number}\n" for number in range(50))
     path = written(tmp_path / name, f'text\n"6 inch\n{rows}5"\nlast\n')
-    with table_notes() as notes:
+    with data_notes() as notes:
         assert len(texts(path)) == 2
     assert len(notes) == 1 and "1 cell " in notes[0] and "51 rows" in notes[0]
-    with table_notes() as notes:
+    with data_notes() as notes:
         assert texts(written(path, 'text\n"one line"\nanother\n')) == ["one line", "another"]
     assert notes == []
 
@@ -635,6 +705,51 @@ def test_truth_values_and_whole_floats_are_labels(tmp_path, labels, classes):
 def test_labels_of_several_kinds_or_fractions_are_refused_with_their_row(tmp_path, labels):
     with pytest.raises(BadInput, match=r"'label'.*a\.jsonl, line 1"):
         classes_of(tmp_path / "a.jsonl", labels * 3)
+
+
+@pytest.mark.parametrize(
+    ("label", "other"),
+    [
+        ("pos", "Pos"),
+        ("pos", '"pos"'),
+        ("pos", "\u201cpos\u201d"),
+        ("don't", "don\u2019t"),
+        ("-1", "\u22121"),
+        ("sci-fi", "sci\u2013fi"),
+        ("1", "1e0"),
+        ("0.5", ".5"),
+        ("1", "\uff11"),
+        ("spam", "\uff53\uff50\uff41\uff4d"),
+        ("fit", "\ufb01t"),
+    ],
+)
+def test_labels_that_differ_in_spelling_alone_are_refused(tmp_path, label, other):
+    with pytest.raises(BadInput, match="in one way"):
+        classes_of(tmp_path / "a.jsonl", [label, "else", other] * 3)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["a", "A"],  # letters as signs
+        ["Co", "CO"],
+        ["``", "''"],  # parts of speech
+        ["m2", "m\u00b2"],
+        ["s", "\u017f"],
+        ["-", "\u2013", "\u2212"],
+        ["NN", "NNS", "-1"],
+        ["1", "1.5", "-1"],
+    ],
+)
+def test_labels_that_only_resemble_each_other_stay_classes(tmp_path, labels):
+    assert set(classes_of(tmp_path / "a.jsonl", labels * 3)) == set(labels)
+
+
+def test_classes_without_evaluation_examples_are_named(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "x,a\ny,b\n" * 20 + "40,TOTAL\n")
+    labelled = read_labelled(LabelledDataset(train_files=(str(tmp_path / "a.csv"),)))
+    (note,) = class_notes(labelled, torch.nn.Linear(1, 1))
+    assert "1 of 3 classes" in note and "(TOTAL)" in note
 
 
 def test_a_class_that_the_evaluation_spells_otherwise_is_refused(tmp_path):

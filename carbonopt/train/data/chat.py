@@ -33,6 +33,21 @@ class Chat(NamedTuple):
         """True if the assistant says anything in response to a message."""
         return any(_is_response(self.messages, index) for index in range(len(self.messages)))
 
+    def check_roles(self) -> None:
+        """Check that the assistant is not called otherwise.
+
+        Raises:
+            BadInput: if a chat of several messages has none of the assistant, but of unknown roles.
+        """
+        roles = list(dict.fromkeys(message["role"] for message in self.messages))
+        others = [role for role in roles if role not in templates.USUAL_ROLES]
+        if len(self.messages) > 1 and others and "assistant" not in roles:
+            raise BadInput(
+                "a chat's responses must have the role assistant, but the roles of"
+                f" {self.where} are {', '.join(map(repr, roles))}; rename them, such as gpt to"
+                " assistant and human to user."
+            )
+
 
 class Marked(NamedTuple):
     tokens: Indices  # int64 [tokens]
@@ -74,10 +89,10 @@ def chat_messages(row: Row, column: str) -> Chat:
             raise BadInput(f"{rule}, but {row.where} has {message!r:.60}.")
     # Parquet gives each message the keys of all messages, and a template may take a key that is
     # present for one that is meant.
-    return Chat(
-        [{key: value for key, value in each.items() if value is not None} for each in messages],
-        row.where,
-    )
+    present = [
+        {key: value for key, value in each.items() if value is not None} for each in messages
+    ]
+    return Chat(templates.with_usual_roles(present), row.where)
 
 
 def marked(

@@ -18,7 +18,7 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_file, is_folder, is_there, user_path
 from carbonopt.core.refusals import hint
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.labels import check_classes, check_spellings, label_text
+from carbonopt.train.data.labels import check_classes, label_text
 from carbonopt.train.data.opened_files import data_suffix, readable
 from carbonopt.train.data.row_checks import FirstRows, most_tokens
 from carbonopt.train.data.rows import (
@@ -28,6 +28,7 @@ from carbonopt.train.data.rows import (
     file_rows,
     unread_columns,
 )
+from carbonopt.train.data.spellings import check_spellings
 from carbonopt.train.data.text import NO_TEXT
 
 MOST_ROWS = 10_000  # rows of a data set that are looked at

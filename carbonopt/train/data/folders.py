@@ -13,12 +13,12 @@ import itertools
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow.parquet
 from datasets.data_files import (
     SPLIT_KEYWORDS,
     DataFilesDict,
@@ -28,17 +28,24 @@ from datasets.data_files import (
 from datasets.packaged_modules.csv import csv as csv_reader
 from datasets.packaged_modules.csv.csv import CsvConfig
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from datasets.packaged_modules.json.json import JsonConfig
+from datasets.packaged_modules.parquet.parquet import ParquetConfig
 from huggingface_hub.repocard import metadata_load
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
-from carbonopt.train.data.opened_files import data_suffix
+from carbonopt.train.data.opened_files import check_no_pointer, data_suffix
+from carbonopt.train.data.picture_folders import (
+    NO_DATA,
+    PICTURES,
+    check_pictures,
+    members,
+    note_unnamed,
+)
+from carbonopt.train.data.row_layout import check_no_header, has_plain_rows
 from carbonopt.train.data.swallowed_rows import SwallowedRows
+from carbonopt.train.failures import refused
 
-# Suffixes of files without data, which may lie beside the files of any folder.
-_NO_DATA = {"", ".md", ".py", ".yaml", ".yml"}
-_PICTURES = set(ImageFolder.EXTENSIONS)
-_TABLES = (".csv", ".tsv")
 # pandas warns so where it drops cells. It is the pandas that the library itself needs.
 _CELLS_DROPPED = csv_reader.pd.errors.ParserWarning
 # The formats of rows with columns, by the files' suffixes.
@@ -46,7 +53,15 @@ _FORMATS = {
     ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json",
     ".parquet": "parquet",
 }  # fmt: skip
-# The settings of the library's reader that don't say how a table is written, or are judged apart.
+_TRAINING_WORDS = set(SPLIT_KEYWORDS[datasets.Split.TRAIN])
+_EVALUATION_WORDS = set().union(*SPLIT_KEYWORDS.values()) - _TRAINING_WORDS
+# The settings of the library's readers, as they are unless a card says otherwise.
+_USUAL: dict[type, Any] = {
+    CsvConfig: CsvConfig, JsonConfig: JsonConfig, ParquetConfig: ParquetConfig,
+}  # fmt: skip
+# What the library calls the columns of a Parquet file that pyarrow reads as the library does.
+_PLAIN_KINDS = {b"Image", b"LargeList", b"List", b"Sequence", b"Value"}
+# The settings of the library's readers that don't say how rows are written, or are judged apart.
 _NAMING = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter")
 
 
@@ -55,9 +70,10 @@ def loaded_splits(
 ) -> Mapping[str, "datasets.Dataset | tuple[Path, ...]"]:
     """Return the splits by their names.
 
-    Splits of a local folder that are CSV or TSV files are those files, for the reader of
-    `train_files` to read. The library's reader takes the first cells of a row for an index where
-    the row has too many, and joins rows where a quote doesn't close.
+    Splits of a local folder that are files with columns are those files, for the reader of
+    `train_files` to read. The library's reader takes the first cells of a row of CSV for an index
+    where the row has too many, and joins rows where a quote doesn't close. It takes texts that look
+    like dates for dates, and truth values in one file for the numbers in another.
 
     Args:
         cache: the folder into which the library writes what it has read; None: its own.
@@ -76,6 +92,8 @@ def loaded_splits(
         raise BadInput(
             f"dataset.config must be left out for {folder}, which save_to_disk wrote: it has none."
         )
+    for path in folder.rglob("*.arrow"):
+        check_no_pointer(path)
     loaded = datasets.load_from_disk(str(folder))
     return loaded if saved_splits.is_file() else {dataset.train_split: loaded}
 
@@ -89,23 +107,33 @@ def _read_files(
     `train_files`.
     """
     options: dict[str, Any] = {"cache_dir": cache}
-    if folder.is_dir() and (files := files_of_splits(folder)) is not None:
-        options["data_files"] = files
+    if folder.is_dir() and (patterns := files_of_splits(folder)) is not None:
+        options["data_files"] = patterns
     builder = datasets.load_dataset_builder(dataset.name_or_path, dataset.config, **options)
+    if folder.is_dir():
+        for path in itertools.chain(*builder.config.data_files.values()):
+            check_no_pointer(Path(path))
     if folder.is_dir() and not _tells_its_files(folder / "README.md"):
-        names = itertools.chain(*builder.config.data_files.values())
-        read = {Path(name): None for name in names}
+        files = {str(split): list(map(Path, of)) for split, of in builder.config.data_files.items()}
+        read = dict.fromkeys(itertools.chain(*files.values()))
         # The library names files by the folder as it was given, or by the one that it links to.
         given = folder.absolute()
         base = given if all(path.is_relative_to(given) for path in read) else folder.resolve()
         _check_links(base, read, options.get("data_files"))
         _check_formats(base, read, options.get("data_files"))
-        _check_depths(base, read)
+        if list(options.get("data_files", ())) == ["train"]:
+            _check_names(base, read)
+        if isinstance(builder, ImageFolder):
+            check_pictures(base, files)
+    if folder.is_dir() and (plain := _plain_files(builder)) is not None:
+        return plain
     if not isinstance(builder.config, CsvConfig):
         builder.download_and_prepare()
-        return dict(builder.as_dataset())
-    if folder.is_dir() and (tables := _plain_tables(builder)) is not None:
-        return tables
+        loaded = dict(builder.as_dataset())
+        if folder.is_dir() and isinstance(builder, ImageFolder):
+            for split, rows in loaded.items():
+                note_unnamed(folder, split, builder.config.data_files[split], len(rows))
+        return loaded
     return _read_tables(dataset, {**options, "index_col": builder.config.index_col})
 
 
@@ -195,58 +223,100 @@ def _check_formats(
         )
 
 
-def _check_depths(folder: Path, read: Collection[Path]) -> None:
-    """Check that pictures without a table about them have classes.
+def _check_names(folder: Path, read: Collection[Path]) -> None:
+    """Check that files for evaluation are not read as training data, all files being these.
+
+    Pictures' own names say nothing, nor do the names of classes.
 
     Raises:
-        BadInput: if they are not all as many folders deep, or all in one folder.
+        BadInput: if names of tables, or within archives, speak of training and of evaluation.
     """
-    pictures = [path for path in read if path.suffix.lower() in _PICTURES]
-    # In an archive there may be further pictures.
-    if not pictures or any(
-        path.name in ImageFolder.METADATA_FILENAMES or path.suffix.lower() == ".zip"
-        for path in read
-    ):
-        return
-    depths = Counter(len(path.relative_to(folder).parts) for path in pictures)
-    (usual, _), *others = depths.most_common()
-    if others:
-        stray = next(path for path in pictures if len(path.relative_to(folder).parts) != usual)
-        most = next(path for path in pictures if len(path.relative_to(folder).parts) == usual)
+    found: dict[bool, Path] = {}  # by whether it is for training
+    for path in itertools.chain(*map(members, read)):
+        name = path.relative_to(folder)
+        is_picture = path.suffix.lower() in PICTURES
+        words = _words(name.parent if is_picture else name)
+        if words & _EVALUATION_WORDS and not words & _TRAINING_WORDS:
+            found.setdefault(False, name)
+        elif words & _TRAINING_WORDS and not (is_picture and path in read):
+            found.setdefault(True, name)
+    if len(found) == 2:
         raise BadInput(
-            f"{folder} must have a folder for each class, with pictures alone in it, but has"
-            f" {stray.relative_to(folder)} beside {most.relative_to(folder)}; move it."
-        )
-    if len(classes := {path.parent.name for path in pictures}) == 1:
-        raise BadInput(
-            f"{folder} must have folders of pictures of two classes at least, but has"
-            f" {classes.pop()!r} alone."
+            f"{folder} must name its splits so that they are found, but {found[False]} would be for"
+            f" training as {found[True]} is; write train and validation in lower case, and unpack"
+            " archives."
         )
 
 
-def _plain_tables(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
-    """Return each split's CSV and TSV files; None if the data set's card says how to read them."""
-    said = {key: value for key, value in vars(builder.config).items() if key not in _NAMING}
-    usual = {key: value for key, value in vars(CsvConfig()).items() if key not in _NAMING}
+def evaluation_name(folder: Path) -> Path | None:
+    """Return the first data file of a folder, below it, whose name speaks of evaluation.
+
+    Returns:
+        None: there is none, or the data set's card names its files.
+    """
+    if _tells_its_files(folder / "README.md"):
+        return None
+    data = {*PICTURES, *_FORMATS}
+    files = itertools.chain(*map(members, _files_below(folder)))
+    names = (path.relative_to(folder) for path in files if data_suffix(path) in data)
+    return next((name for name in names if _words(name) & _EVALUATION_WORDS), None)
+
+
+def _words(name: Path) -> set[str]:
+    """Return the words of a path in lower case."""
+    return set(re.split(r"[-._ 0-9/]", name.as_posix().lower()))
+
+
+def _plain_files(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]] | None:
+    """Return each split's files that the reader of `train_files` can read.
+
+    Returns:
+        None: another format, compression or archive is among them, the data set's card says how to
+        read them, or they name their classes.
+    """
+    usual = _USUAL.get(type(builder.config))
+    if usual is None or builder.info.features is not None:
+        return None
+    given, by_default = (
+        {key: value for key, value in vars(config).items() if key not in _NAMING}
+        for config in (builder.config, usual())
+    )
     splits = {
         str(split): tuple(map(Path, files)) for split, files in builder.config.data_files.items()
     }
-    suffixes = {data_suffix(path) for paths in splits.values() for path in paths}
-    separators = {"\t" if suffix == ".tsv" else "," for suffix in suffixes}
-    # A folder of both is read with the separator of the kind that has more files.
-    is_usual = said == usual and builder.info.features is None and builder.config.sep in separators
-    return splits if is_usual and suffixes <= set(_TABLES) else None
+    paths = [path for files in splits.values() for path in files]
+    suffixes = set(map(data_suffix, paths))
+    if given != by_default or not suffixes <= set(_FORMATS):
+        return None
+    if isinstance(builder.config, CsvConfig):
+        # A folder of both is read with the separator of the kind that has more files.
+        separators = {"\t" if suffix == ".tsv" else "," for suffix in suffixes}
+        return splits if builder.config.sep in separators else None
+    of_format = _has_plain_columns if suffixes == {".parquet"} else has_plain_rows
+    return splits if all(map(of_format, paths)) else None
+
+
+def _has_plain_columns(path: Path) -> bool:
+    """Return whether a Parquet file's columns are what they seem without the datasets library.
+
+    The library writes into its files what their columns mean, such as the names of classes.
+    """
+    with refused(f"the data file {path} must be Parquet, but isn't: {{}}.", pyarrow.ArrowException):
+        metadata = pyarrow.parquet.read_schema(path).metadata or {}
+    kinds = set(re.findall(rb'"_type": "(\w+)"', metadata.get(b"huggingface", b"")))
+    return kinds <= _PLAIN_KINDS
 
 
 def _check_lines(rows: datasets.Dataset, delimiter: str, name: str) -> None:
-    """Check that no cell of a table has swallowed rows.
+    """Check that no row of a table repeats its column names, and no cell has swallowed rows.
 
     Raises:
-        BadInput: if one has.
+        BadInput: if one does.
     """
     swallowed = SwallowedRows(rows.column_names, delimiter)
     for number, row in enumerate(rows, start=1):
         cells = [value if isinstance(value, str) else "" for value in row.values()]
+        check_no_header(cells, rows.column_names, f"{name} row {number}")
         swallowed.look_at(cells, f"{name} row {number}")
     swallowed.finish(name)
 
@@ -304,7 +374,7 @@ def _linked_folders(folder: Path) -> list[Path]:
             linked = {entry.name for entry in entries if entry.is_symlink()}
         for path in (Path(place, name) for name in linked.intersection(files)):
             # Without a suffix it may be meant to be a folder.
-            is_data = path.suffix.lower() in {"", *_PICTURES} or data_suffix(path) in _FORMATS
+            is_data = path.suffix.lower() in {"", *PICTURES} or data_suffix(path) in _FORMATS
             if is_data and not path.name.startswith(".") and not path.exists():
                 raise BadInput(
                     f"the link {path} must lead somewhere, but doesn't; mend or remove it."
@@ -358,7 +428,7 @@ def _names_a_split(path: Path) -> bool:
 
     A picture's name doesn't.
     """
-    if not path.is_file() or path.suffix.lower() in _PICTURES:
+    if not path.is_file() or path.suffix.lower() in PICTURES:
         return False
     words = set(re.split(r"[-._ 0-9]", path.name))
     return any(words & set(keywords) for keywords in SPLIT_KEYWORDS.values())
@@ -370,7 +440,7 @@ def _tells_its_files(readme: Path) -> bool:
 
 
 def _suffixes(folder: Path) -> set[str]:
-    return {path.suffix.lower() for path in _files_below(folder)} - _NO_DATA
+    return {path.suffix.lower() for path in _files_below(folder)} - NO_DATA
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

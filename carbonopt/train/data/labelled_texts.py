@@ -1,5 +1,6 @@
 """Texts with a class label, as rows of tokens."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from carbonopt.spec.workload_settings import ModelWorkload
 from carbonopt.train.data.examples import Examples, Rows
 from carbonopt.train.data.labels import Contents, Labelled, Labels, filled_text
 from carbonopt.train.data.packing import Indices, Tokens
+from carbonopt.train.data.rows import Row
 from carbonopt.train.data.tokens import (
     kept_end,
     make_encoder,
@@ -68,8 +70,8 @@ def read_texts(
     """Return at most `sequence_length` tokens of each text, and save the tokenizer in `folder`.
 
     Raises:
-        BadInput: if a text is empty, the model or the tokenizer can't be loaded, or they don't go
-            with each other.
+        BadInput: if a text is empty, all texts are the same, the model or the tokenizer can't be
+            loaded, or they don't go with each other.
     """
     longest = workload.sequence_length
     assert longest is not None
@@ -83,12 +85,7 @@ def read_texts(
             texts, (labelled.train.labels, labelled.evaluation.labels), strict=True
         ):
             rows, truncated = token_rows(tokenizer, texts[part], longest)
-            for row, tokens in zip(parts[part], rows, strict=True):
-                if not tokens:
-                    raise BadInput(
-                        "every text must have a token, but the tokenizer finds none in that of"
-                        f" {row.where}."
-                    )
+            _check_tokens(rows, parts[part], part)
             if truncated:
                 share = f"{truncated:,} of {count_text(len(rows), 'text')}"
                 notes.append(
@@ -116,6 +113,30 @@ def read_texts(
     return Contents(
         config, train, arrays["evaluation"], tuple(notes), len(train["tokens"]), len(tokenizer)
     )
+
+
+def _check_tokens(tokens_of: Sequence[list[int]], rows: Sequence[Row], part: str) -> None:
+    """Check that every text has a token, and that the training texts are not all the same.
+
+    Args:
+        tokens_of: the texts' tokens.
+        rows: the rows in which the texts stand.
+        part: what they are for.
+
+    Raises:
+        BadInput: if one has none, or they are.
+    """
+    for row, tokens in zip(rows, tokens_of, strict=True):
+        if not tokens:
+            raise BadInput(
+                f"every text must have a token, but the tokenizer finds none in that of"
+                f" {row.where}."
+            )
+    first = tokens_of[0]
+    if part == "training" and len(rows) > 1 and all(tokens == first for tokens in tokens_of):
+        raise BadInput(
+            f"training texts must differ, but all {len(rows)} are the same as the model sees them."
+        )
 
 
 def texts_of(labelled: Labelled, column: str) -> tuple[list[str], list[str]]:

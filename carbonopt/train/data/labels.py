@@ -1,10 +1,11 @@
 """Rows with a class label: their classes, and their split into training and evaluation."""
 
+import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.base_settings import Name
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.rows import Row, SourceRows, source_rows
+from carbonopt.train.data.spellings import as_seen, check_spellings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -23,9 +25,6 @@ Labels = npt.NDArray[np.int64]  # [rows], the index of each row's class
 _NAMED = 8  # the most labels that an error names
 _UNNAMED = re.compile(r"LABEL_\d+")  # what transformers calls a class that nobody has named
 _IN_NAME = re.compile(r"\d{1,15}")  # a number in a class's name
-_TRUTHS = ("true", "false", "yes", "no")
-_NUMBER = re.compile(r"[-+]?\d{1,15}(?:\.\d{0,15})?")
-_VARIATION = re.compile("[\u034f\ufe00-\ufe0f]")  # how the character before is drawn or joined
 _DIGITS_WHITE = 16  # the white of scikit-learn's digits, whose black is 0
 
 
@@ -163,16 +162,16 @@ def in_model_order(
         return labelled, ()
     words = labelled.classes
     are_names = not all(_UNNAMED.fullmatch(name) for name in own)
-    folded = [_as_seen(name).casefold() for name in own]
+    folded = [as_seen(name).casefold() for name in own]
     notes: tuple[str, ...] = ()
     classes = own
     if set(words) <= set(own):
         places = [own.index(word) for word in words]
-    elif len(set(folded)) == len(own) and {_as_seen(word).casefold() for word in words} <= set(
+    elif len(set(folded)) == len(own) and {as_seen(word).casefold() for word in words} <= set(
         folded
     ):
-        places = [folded.index(_as_seen(word).casefold()) for word in words]
-        notes = (f"The data's labels are the model's classes in another spelling: {_listed(own)}.",)
+        places = [folded.index(as_seen(word).casefold()) for word in words]
+        notes = (f"The data's labels are the model's classes in another spelling: {listed(own)}.",)
     elif all(word.isdecimal() and int(word) < len(own) for word in words):
         if are_names:
             _check_places(words, own)
@@ -186,11 +185,11 @@ def in_model_order(
     elif not are_names and len(words) == len(own):
         places, classes = list(range(len(own))), words
         order = "they were taken in the order of their names, which may not be that of its training"
-        notes = (f"The model does not name its classes; {order}: {_listed(words)}.",)
+        notes = (f"The model does not name its classes; {order}: {listed(words)}.",)
     else:
         word = next((word for word in words if word not in own), words[0])
         rule = f"the model's head must have an output for every label, but has none for {word!r}"
-        has = f"its {len(own)} classes are {_listed(own)}, the data's {len(words)} {_listed(words)}"
+        has = f"its {len(own)} classes are {listed(own)}, the data's {len(words)} {listed(words)}"
         instead = (
             "rename the labels, or give the model without its head, as AutoModel loads and saves it"
         )
@@ -222,11 +221,12 @@ def _check_places(words: Sequence[str], own: tuple[str, ...]) -> None:
     raise BadInput(
         "labels that are numbers must be the places of the model's classes, from 0 on, so that"
         f" {wrong} is {own[int(wrong)]!r}, but {why}; write the names of the classes in the data:"
-        f" {_listed(own)}."
+        f" {listed(own)}."
     )
 
 
-def _listed(words: Sequence[str]) -> str:
+def listed(words: Sequence[str]) -> str:
+    """Return labels for a sentence, of many the first ones."""
     return ", ".join(words[:_NAMED]) + (", …" if len(words) > _NAMED else "")
 
 
@@ -281,7 +281,7 @@ def check_known(
             lacks = f"{row.where} has {word!r}, which the training data lacks"
             raise BadInput(
                 f"column {column!r} must hold one of the training data's labels, but {lacks}:"
-                f" {_listed(classes)}."
+                f" {listed(classes)}."
             )
 
 
@@ -315,49 +315,12 @@ def _kind(value: Any) -> type:
     return next((kind for kind in kinds if isinstance(value, kind)), int)
 
 
-def check_spellings(words: Sequence[str], rows: Sequence[Row], column: str) -> None:
-    """Refuse classes that differ in their spelling alone.
-
-    "spam ", 1.0 or "True" beside "spam", 1 or "true" would be classes of their own, and so would an
-    é of two characters beside that of one.
-
-    Args:
-        words: the classes of the rows, in their order.
-    """
-    first: dict[str | float, tuple[str, Row]] = {}
-    for word, row in dict(zip(reversed(words), reversed(rows), strict=True)).items():
-        text = _as_seen(word)
-        alike: str | float = text
-        if _NUMBER.fullmatch(text):
-            alike = float(text)
-        elif text.casefold() in _TRUTHS:
-            alike = text.casefold()
-        other, of = first.setdefault(alike, (word, row))
-        if other != word:
-            is_seen = all(_as_seen(repr(text)) == repr(text) for text in (word, other))
-            shown = repr if is_seen else ascii
-            spelt = f"{row.where} has {shown(word):.40} and {of.where} has {shown(other):.40}"
-            raise BadInput(
-                f"column {column!r} must spell each label in one way, but {spelt}; write one of"
-                " them in all rows."
-            )
-
-
-def _as_seen(word: str) -> str:
-    """Return a word without what can't be seen of it.
-
-    That is how a letter with an accent is stored, characters without a width, and how much white
-    space there is.
-    """
-    visible = "".join(letter for letter in word if unicodedata.category(letter) != "Cf")
-    return " ".join(unicodedata.normalize("NFC", _VARIATION.sub("", visible)).split())
-
-
 def label_text(row: Row, column: str) -> str:
     """Return a row's label as text.
 
     A truth value is true or false, as JSON has it. A float such as 1.0 is the whole number, since
-    tables in which a value is missing turn a whole column of numbers into floats.
+    tables in which a value is missing turn a whole column of numbers into floats. So is a decimal
+    number, as databases write them.
 
     Raises:
         BadInput: if there is none, or it is neither a word nor a whole number or truth value.
@@ -370,7 +333,7 @@ def label_text(row: Row, column: str) -> str:
         )
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
         return str(int(value))
     if not isinstance(value, int | str):
         must = f"column {column!r} must hold whole numbers, words or truth values"

@@ -176,7 +176,7 @@ def chat_messages(value: Any, column: str, where: str) -> Messages:
             f"column {column!r} must hold text, or messages such as [{{role: user, content: ...}}]"
         )
         raise BadInput(f"{rule}, as the row's other columns, but {where} has {shortened(value)}.")
-    return list(value)
+    return templates.with_usual_roles(value)
 
 
 def spelt(prompt: str | Messages, tokenizer: "PreTrainedTokenizerBase", where: str) -> str:

@@ -48,8 +48,10 @@ def keep(
     a response of one token needs a prompt or a beginning-of-text token.
 
     Raises:
-        BadInput: if no example is left.
+        BadInput: if no example is left, or the assistant is called otherwise.
     """
+    for chat in chats:
+        chat.check_roles()
     answered = [chat for chat in chats if chat.answers]
     whole = list(marked(answered, tokenizer, plain))
     most = sequence_length + 1

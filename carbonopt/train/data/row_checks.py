@@ -10,12 +10,12 @@ from carbonopt.train.data.labels import (
     check_alike,
     check_classes,
     check_known,
-    check_spellings,
     filled_text,
     label_text,
 )
 from carbonopt.train.data.pairs import pair_of, prompt_of
 from carbonopt.train.data.rows import Row, split_rows
+from carbonopt.train.data.spellings import check_spellings
 from carbonopt.train.data.text import split_documents
 
 # Special tokens that a tokenizer may add to a text: at its beginning, before its first word, and at

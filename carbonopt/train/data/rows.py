@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.opened_files import data_suffix, file_bytes, open_text, readable
+from carbonopt.train.data.row_layout import RowEnds, check_no_header
 from carbonopt.train.data.swallowed_rows import SwallowedRows
 from carbonopt.train.failures import refused
 
@@ -26,6 +27,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 # The most digits of a whole number in JSON: Python's own limit, above which int() takes quadratic
 # time.
 _MOST_DIGITS = 4300
+_COMPRESSED = (".bz2", ".lz4", ".xz", ".zip", ".zst")  # of .gz files, the content is read
 _MOST_FOR_TEXT = 1000  # rows from which it is told which columns hold text
 _LETTER = re.compile(r"[^\W\d_]")
 _WORDS = re.compile(r"[^\W\d_]\W*\s+\W*[^\W\d_]")
@@ -128,7 +130,7 @@ def _of_files(paths: Sequence[str], columns: Sequence[str]) -> list[Row]:
         if data_suffix(path) not in READERS:
             raise BadInput(
                 f"the data file {path} must be one of {', '.join(READERS)}, since it has to have"
-                " columns."
+                f" columns{'; decompress it' if path.suffix.lower() in _COMPRESSED else ''}."
             )
         rows += list(file_rows(path, columns))
         if not rows:
@@ -176,9 +178,8 @@ def column_names(path: Path) -> tuple[str, ...]:
 
 
 def _json_names(path: Path, *, whole: bool) -> list[str]:
-    if whole:
-        text = file_bytes(path).decode("utf-8-sig")
-    else:
+    text = file_bytes(path).decode("utf-8-sig") if whole else ""
+    if not whole or _are_lines(text):
         with open_text(path) as lines:
             text = next((line for line in lines if line.strip()), "{}")
     with refused(f"{path} must hold JSON objects, but doesn't: {{}}.", ValueError, RecursionError):
@@ -300,9 +301,12 @@ def _jsonl_values(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _json_values(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield each item of a JSON list, and where it stands."""
+    """Yield each item of a JSON list, or of JSON lines, and where it stands."""
     must = f"the data file {path} must be a JSON list of objects, but"
     text = file_bytes(path).decode("utf-8-sig")
+    if _are_lines(text):
+        yield from _jsonl_values(path)
+        return
     with refused(f"{must} isn't JSON: {{}}.", ValueError, RecursionError):
         rows = _parsed(text)
     if not isinstance(rows, list):
@@ -310,6 +314,15 @@ def _json_values(path: Path) -> Iterator[tuple[Any, str]]:
         raise BadInput(f"{must} is {kind}; put its rows into one list, one object each.")
     for number, row in enumerate(rows, start=1):
         yield row, f"{path}, item {number}"
+
+
+def _are_lines(text: str) -> bool:
+    """Return whether a text has several lines, the first of which is a whole JSON object."""
+    first, _, rest = text.strip().partition("\n")
+    try:
+        return bool(rest) and isinstance(_parsed(first), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _parsed(text: str) -> Any:
@@ -331,7 +344,8 @@ class _JsonObject(dict[str, Any]):
 
 def _of_json(row: Any, columns: Sequence[str], where: str) -> Row:
     if not isinstance(row, _JsonObject):
-        raise BadInput(f"{where}, must be one JSON object, but is a {type(row).__name__}.")
+        instead = "; a list of all rows goes into a .json file" if isinstance(row, list) else ""
+        raise BadInput(f"{where}, must be one JSON object, but is a {type(row).__name__}{instead}.")
     require_columns(columns, row.names, f"{where},")
     values = {column: row[column] for column in columns}
     for column, value in values.items():
@@ -369,7 +383,7 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
     # The limit in characters; the module's own, 131,072, is shorter than many documents.
     csv.field_size_limit(2**31 - 1)
     with open_text(path, newline="") as file:
-        ends = _RowEnds()
+        ends = RowEnds()
         rows = csv.reader(ends.lines(file), delimiter=delimiter, strict=True)
         with refused(f"{path}, line 1, must be a row of column names, but isn't: {{}}.", csv.Error):
             named = next(rows, [])
@@ -394,46 +408,13 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
             number += 1
             ends.check(where)
             _check_is_text(cells, where)
+            check_no_header(cells, named, where)
             _check_count(cells, named, places, where, number)
             # Also in a column that is not read, whose rows would be lost.
             swallowed.look_at(cells, where)
             yield Row(
                 {column: cells[place] for column, place in places.items()}, f"{path}, row {number}"
             )
-
-
-class _RowEnds:
-    """The line ends that separate the rows of a table.
-
-    Python takes a carriage return alone for an end of a row, too, as old files from a Mac have it.
-    Between other ends it is a part of a cell that was written without quotes.
-    """
-
-    def __init__(self) -> None:
-        self._last = ""  # the line that was read last
-        self._alone: bool | None = None  # whether the rows so far end with a carriage return alone
-
-    def lines(self, file: TextIO) -> Iterator[str]:
-        for line in file:
-            self._last = line
-            yield line
-
-    def check(self, where: str) -> None:
-        """Check that the row that was read last ends as those before.
-
-        Raises:
-            BadInput: if it doesn't.
-        """
-        if not self._last.endswith(("\r", "\n")):
-            return  # the end of the file
-        is_alone = self._last.endswith("\r")
-        if self._alone not in (None, is_alone):
-            raise BadInput(
-                f"{where}: rows must all end with a line feed, or all with a carriage return alone,"
-                " but here the end differs from that of the row before; put cells that hold a"
-                " carriage return into quotes, or convert the ends of lines."
-            )
-        self._alone = is_alone
 
 
 def _check_is_text(cells: Sequence[str], where: str) -> None:
@@ -506,12 +487,26 @@ def require_columns(columns: Sequence[str], present: Sequence[str], where: str) 
         times = present.count(column)
         if times == 0:
             raise BadInput(
-                f"{where} has no column {column!r}; its columns are {', '.join(present) or 'none'}."
+                f"{where} has no column {column!r}; its columns are {', '.join(present) or 'none'}"
+                f"{_remedy(column, present)}."
             )
         if times > 1:
             raise BadInput(
                 f"{where} must name each column once, but has {column!r} {times} times; rename."
             )
+
+
+def _remedy(column: str, present: Sequence[str]) -> str:
+    """Return what helps if a header has a column, but not as it must be written."""
+    spaced = next((name for name in present if name.strip() == column), None)
+    if spaced is not None:
+        return f"; take the spaces out of {spaced!r}"
+    if present and present[0].lower().startswith("sep="):
+        return "; remove the first line, and separate the cells of CSV by commas"
+    separated = (sep for sep in (";", "\t", "|") if len(present) == 1 and sep in present[0])
+    if (found := next(separated, None)) is not None:
+        return f"; separate cells by commas rather than {found!r}, or by tabs in a .tsv file"
+    return ""
 
 
 def hub_rows(dataset: Dataset, columns: Sequence[str]) -> SourceRows:
@@ -553,14 +548,7 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
     names: dict[str, list[str]] = {}
     for split in dict.fromkeys((dataset.train_split, dataset.eval_split)):
         if split not in loaded:
-            has = (
-                f"the data set {name!r} has no split {split!r}; its splits are {', '.join(loaded)}"
-            )
-            aside = f"; eval_split: {dataset.train_split} sets eval_fraction of that aside"
-            raise BadInput(
-                f"{has}"
-                f"{aside if split == dataset.eval_split and dataset.train_split in loaded else ''}."
-            )
+            raise BadInput(_missing_split(dataset, split, list(loaded)))
         if isinstance(part := loaded[split], tuple):
             parts.append([row for path in part for row in file_rows(path, columns)])
         else:
@@ -568,6 +556,25 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
                 _library_rows(part, columns, f"the data set {name!r}, split {split},", names)
             )
     return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, names)
+
+
+def _missing_split(dataset: Dataset, split: str, present: Sequence[str]) -> str:
+    """Return the error for a split that a data set lacks."""
+    from carbonopt.train.data.folders import evaluation_name
+
+    name = dataset.name_or_path
+    lacks = f"the data set {name!r} has no split {split!r}; its splits are {', '.join(present)}"
+    if split != dataset.eval_split or dataset.train_split not in present:
+        return f"{lacks}."
+    aside = f"eval_split: {dataset.train_split} sets eval_fraction of that aside"
+    folder = Path(str(name))
+    if len(present) == 1 and folder.is_dir() and (found := evaluation_name(folder)) is not None:
+        return (
+            f"{lacks}. {found} looks like a part of another: name files so that they are one, such"
+            " as train.csv and validation.csv, or have folders train and validation. If it is for"
+            f" training, {aside}."
+        )
+    return f"{lacks}; {aside}."
 
 
 def _library_rows(

@@ -7,12 +7,11 @@ lines have a row's number of delimiters.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.format import count_text
+from carbonopt.train.data.data_notes import note
 
 # From so many lines on that look like whole rows, a cell's quote was hardly meant to open a cell;
 # and from so many rows on that cells of a table may have swallowed, nor were the quotes of them.
@@ -21,18 +20,6 @@ _INSTEAD = (
     "put a cell that begins with a quote into quotes and double those within it, or give the data"
     " as JSON lines"
 )
-_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
-
-
-@contextmanager
-def table_notes() -> Iterator[list[str]]:
-    """Collect what the report should say of the tables that are read within the context."""
-    notes: list[str] = []
-    token = _notes.set(notes)
-    try:
-        yield notes
-    finally:
-        _notes.reset(token)
 
 
 class SwallowedRows:
@@ -112,8 +99,7 @@ class SwallowedRows:
                 f"{self._first}: cells must not hold other rows, but from here on {cells} of"
                 f" several lines look as if they had swallowed {rows}; {_INSTEAD}."
             )
-        if (notes := _notes.get()) is not None:
-            notes.append(
-                f"In {name} {cells} of several lines might be rows that a quote at the beginning of"
-                f" a text has joined. If its texts have one line each, {rows} are missing."
-            )
+        note(
+            f"In {name} {cells} of several lines might be rows that a quote at the beginning of a"
+            f" text has joined. If its texts have one line each, {rows} are missing."
+        )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+USUAL_ROLES = ("assistant", "developer", "system", "tool", "user")  # as templates know them
 TODAY = datetime(2026, 1, 1)  # the date that templates take for today
 _NOW = "strftime_now"  # the function by which templates ask for the date
 
@@ -72,3 +73,16 @@ def _drawn_alike() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+def with_usual_roles(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in which the usual roles are written as templates know them.
+
+    Templates compare roles letter by letter: an Assistant would be nobody.
+    """
+    return [{**message, "role": _usual_role(message["role"])} for message in messages]
+
+
+def _usual_role(role: str) -> str:
+    usual = role.strip().lower()
+    return usual if usual in USUAL_ROLES else role

@@ -24,6 +24,10 @@ from carbonopt.train.models.model import copy_code, unloadable
 END_OF_TEXT, UNKNOWN, PADDING = "<|endoftext|>", "<|unknown|>", "<|padding|>"
 
 _DOCUMENTS_AT_ONCE = 1000  # number of documents tokenized together
+# From this share of unknown tokens on, the tokenizer is not one for the text. It is looked for in
+# so many characters of a text.
+_MOST_UNKNOWN, _CHARACTERS_READ = 0.5, 2000
+_FEWEST_JUDGED = 20  # tokens; fewer may be unknown by chance
 # A text of so many of a tokenizer's longest words is tokenized so often, to see whether it draws.
 _LONGEST_WORDS, _DRAWS = 50, 8
 
@@ -71,8 +75,42 @@ def make_encoder(workload: ModelWorkload, train: list[str], evaluation: list[str
     A tokenizer that has to be learnt from text is learnt from the training text alone.
 
     Raises:
-        BadInput: if a tokenizer can't be loaded, or draws its tokens at random.
+        BadInput: if a tokenizer can't be loaded, draws its tokens at random, or doesn't know most
+            of the text.
     """
+    encoder = _chosen_encoder(workload, train, evaluation)
+    for part, texts in (("training", train), ("evaluation", evaluation)):
+        _check_knows(encoder, texts[:_DOCUMENTS_AT_ONCE], part)
+    return encoder
+
+
+def _check_knows(encoder: TextEncoder, texts: list[str], part: str) -> None:
+    """Refuse texts most of whose tokens stand for what the tokenizer doesn't know.
+
+    To the model they are all alike.
+
+    Args:
+        texts: the first ones, of which the beginnings are read.
+        part: what the texts are for.
+    """
+    unknown = encoder.tokenizer.unk_token_id
+    if unknown is None or not texts:
+        return
+    ids = np.concatenate(list(encoder.rows([text[:_CHARACTERS_READ] for text in texts])))
+    if len(ids) < _FEWEST_JUDGED:
+        return
+    if (share := float(np.mean(ids == unknown))) > _MOST_UNKNOWN:
+        raise BadInput(
+            f"the tokenizer must know the {part} texts, but {100 * share:.0f} % of their tokens are"
+            f" its token for what is unknown, {encoder.tokenizer.unk_token}; give a tokenizer for"
+            " this language, with all its files."
+        )
+
+
+def _chosen_encoder(
+    workload: ModelWorkload, train: list[str], evaluation: list[str]
+) -> TextEncoder:
+    """Return the encoder of `make_encoder`, without a look at the tokens."""
     chosen, model = workload.tokenizer, workload.model
     if chosen is not None and chosen.kind is not None:
         return _characters(train, evaluation) if chosen.kind == "char" else _bytes()

@@ -11,7 +11,7 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space, values_of
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.spec.workload_settings import ModelWorkload, SequenceLength
-from carbonopt.train.data.labels import Contents, Labelled, LabelledDataset
+from carbonopt.train.data.labels import Contents, Labelled, LabelledDataset, listed
 from carbonopt.train.failures import as_bad_input, refused
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.tasks.task import Card, Evaluation, TrialRun
@@ -279,10 +279,12 @@ def _has_batch_norm(model: Any) -> bool:
 
 def _notes(labelled: Labelled, model: Any) -> tuple[str, ...]:
     notes = []
-    if absent := len(labelled.classes) - len(np.unique(labelled.evaluation.labels)):
+    present = set(labelled.evaluation.labels.tolist())
+    absent = [name for place, name in enumerate(labelled.classes) if place not in present]
+    if absent:
         notes.append(
-            f"{absent} of {len(labelled.classes)} classes have no evaluation example; for macro-F1"
-            " they count as 0."
+            f"{len(absent)} of {len(labelled.classes)} classes have no evaluation example"
+            f" ({listed(absent)}); for macro-F1 they count as 0."
         )
     if _has_batch_norm(model):
         notes.append(

@@ -16,12 +16,15 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.metrics import f1_score
 from small_studies import study
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedTokenizerFast,
 )
 
 from carbonopt.core.errors import BadInput
@@ -537,6 +540,30 @@ def test_images_of_which_the_model_sees_no_difference_are_refused(tmp_path):
     dataset = {"train_files": [str(tmp_path / "white.parquet")], "image_column": "image"}
     with pytest.raises(BadInput, match="training images must differ"):
         prepared({**DIGITS, "dataset": dataset}, tmp_path / "prepared")
+
+
+@pytest.mark.parametrize("text", ["all the same", "a long text whose end differs: {}"])
+def test_texts_of_which_the_model_sees_no_difference_are_refused(text, tmp_path):
+    rows = [{"text": text.format(number), "label": number % 2} for number in range(16)]
+    with pytest.raises(BadInput, match="training texts must differ"):
+        prepared(of_rows(rows, tmp_path), tmp_path / "prepared")
+
+
+@pytest.mark.parametrize(
+    ("known", "is_right"), [("", False), ("abcd", False), ("rsuno wain", True)]
+)
+def test_texts_that_the_tokenizer_does_not_know_are_refused(known, is_right, tmp_path):
+    letters = {letter: place for place, letter in enumerate(["[UNK]", *known])}
+    tokenizer = Tokenizer(WordLevel(letters, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    own.save_pretrained(tmp_path / "own")
+    workload = of_rows(ROWS, tmp_path, tokenizer={"name_or_path": str(tmp_path / "own")})
+    if is_right:
+        assert prepared(workload, tmp_path / "prepared")[1].train_examples > 0
+        return
+    with pytest.raises(BadInput, match=r"unknown, \[UNK\]"):
+        prepared(workload, tmp_path / "prepared")
 
 
 def changed(position: int, **values) -> list[dict]:
