@@ -56,12 +56,13 @@ def test_check_says_what_each_gpu_needs_what_fits_and_how_many_it_takes(
             < parameters + gradients + optimizer + activations + 0.14
         )
     assert (
-        "fits on 1 GPU: all of 4 combinations" in said.stdout and "fewest GPUs: 1;" in said.stdout
+        "fits on 1 GPU: all of 4 estimated combinations" in said.stdout
+        and "fewest GPUs: 1;" in said.stdout
     )
     # A GPU of 0.1 GiB: DeepSpeed's buffer for gradients alone, of ZeRO 2, takes as much, and a
     # whole step (of one micro batch, without ZeRO) 1/8 GiB for matrix products.
     small = within("check", study, "--gpu-memory", 0.1).stdout
-    assert "fits on 1 GPU: 1 of 4 combinations" in small
+    assert "fits on 1 GPU: 1 of 4 estimated combinations" in small
     assert all(
         row.rstrip(" –").endswith("*")
         for row in small.splitlines()
