@@ -53,6 +53,12 @@ _USUAL_EVAL_TOKENS = 100_000
 _MOST_COMPILED = 10_000  # versions of a function's code, more than a study has settings
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _CROSS_ENTROPY = F.cross_entropy
+# Fields of ModelMemory, and the settings of DeepSpeed that they are taken from.
+_ZERO_KEYS = {
+    "reduce_bucket_elements": "reduce_bucket_size",
+    "live_parameters": "stage3_max_live_parameters",
+    "overlapped": "overlap_comm",
+}
 # Errors raised by running a model without numbers, where its code or a library's looks at numbers
 # or needs a device.
 _UNRUNNABLE = (
@@ -237,11 +243,6 @@ def model_memory(
     if (dropout := space["dropout"]) is not None:  # any value but 0 keeps a mask
         config = models.with_dropout(config, max(map(float, ends_of(dropout))))
     zero = task.workload.deepspeed.get("zero_optimization", {})
-    given = {
-        "reduce_bucket_elements": "reduce_bucket_size",
-        "live_parameters": "stage3_max_live_parameters",
-    }
-    given["overlapped"] = "overlap_comm"
     states, in_step = _optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
     obstacles = _Obstacles(task, config)
@@ -281,7 +282,7 @@ def model_memory(
         optimizer_bytes_per_parameter=states,
         optimizer_step_bytes_per_parameter=in_step,
         left_out=left_out or None,
-        **{name: zero[key] for name, key in given.items() if key in zero},
+        **{name: zero[key] for name, key in _ZERO_KEYS.items() if key in zero},
     )
 
 
