@@ -1,4 +1,4 @@
-"""What the report should say of the data, noted while they are read."""
+"""Sentences for the report on the data of a study, collected while its files are read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ _notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 
 @contextmanager
 def data_notes() -> Iterator[list[str]]:
-    """Collect what the report should say of the data that are read within the context."""
+    """Collect the sentences for the report on all data that are read within the context."""
     notes: list[str] = []
     token = _notes.set(notes)
     try:

@@ -38,6 +38,7 @@ from carbonopt.train.data.opened_files import check_no_pointer, data_suffix
 from carbonopt.train.data.picture_folders import (
     NO_DATA,
     PICTURES,
+    SPLIT_WORDS,
     check_pictures,
     members,
     note_unnamed,
@@ -54,7 +55,7 @@ _FORMATS = {
     ".parquet": "parquet",
 }  # fmt: skip
 _TRAINING_WORDS = set(SPLIT_KEYWORDS[datasets.Split.TRAIN])
-_EVALUATION_WORDS = set().union(*SPLIT_KEYWORDS.values()) - _TRAINING_WORDS
+_EVALUATION_WORDS = SPLIT_WORDS - _TRAINING_WORDS
 # The settings of the library's readers, as they are unless a card says otherwise.
 _USUAL: dict[type, Any] = {
     CsvConfig: CsvConfig, JsonConfig: JsonConfig, ParquetConfig: ParquetConfig,
@@ -431,7 +432,7 @@ def _names_a_split(path: Path) -> bool:
     if not path.is_file() or path.suffix.lower() in PICTURES:
         return False
     words = set(re.split(r"[-._ 0-9]", path.name))
-    return any(words & set(keywords) for keywords in SPLIT_KEYWORDS.values())
+    return bool(words & SPLIT_WORDS)
 
 
 def _tells_its_files(readme: Path) -> bool:

@@ -18,6 +18,7 @@ from carbonopt.core.format import count_text
 from carbonopt.train.data.data_notes import note
 
 PICTURES = set(ImageFolder.EXTENSIONS)
+SPLIT_WORDS = set().union(*SPLIT_KEYWORDS.values())  # the names that mean a split
 # Suffixes of files without data, which may lie beside the files of any folder.
 NO_DATA = {"", ".md", ".py", ".yaml", ".yml"}
 # Suffixes of files that describe pictures, or that systems write beside them.
@@ -151,7 +152,7 @@ def _check_one_level(folder: Path, pictures: Sequence[Path]) -> None:
 
 def _is_split(name: str) -> bool:
     """Return whether a folder's name means a split, in whatever case it is written."""
-    return any(name.lower() in words for words in SPLIT_KEYWORDS.values())
+    return name.lower() in SPLIT_WORDS
 
 
 def _check_unread(folder: Path, pictures: Sequence[Path]) -> None:
