@@ -217,7 +217,7 @@ def test_a_fork_server_that_dies_over_a_fork_is_noticed_at_once_and_leaves_no_de
                 match=r"ended with code 1: BlockingIOError: .*no process left \(log: .*\)",
             ):
                 prelaunched(dying, tmp_path)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
             assert open_descriptors() == before
     finally:
         dying.close()

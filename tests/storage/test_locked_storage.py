@@ -79,7 +79,7 @@ def test_what_can_be_stored_later_is_left(finished: Path) -> None:
         began_s = time.monotonic()
         with without_waiting():
             storage.set_study_user_attr(study._study_id, "mine", 1)
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 30
     assert "mine" not in storage.get_study_user_attrs(study._study_id)
 
 
