@@ -18,7 +18,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.spec.model_memory import MemorySpec
 from carbonopt.study.study_file import load_study
-from carbonopt.train.models import memory_probe
+from carbonopt.train.models import gpu_operations, memory_probe
 from carbonopt.train.models.live_memory import LiveMemory
 from carbonopt.train.models.memory_probe import expected_memory
 from carbonopt.train.prepare import PrepareSpec, prepare
@@ -241,7 +241,7 @@ def test_the_stand_in_for_attention_takes_the_shapes_of_the_real_one(query, key,
             return None
 
     real = shape_of(torch.nn.functional.scaled_dot_product_attention, "cpu")
-    assert shape_of(memory_probe._attention, "meta") == real
+    assert shape_of(gpu_operations.attention, "meta") == real
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_attention_whose_mask_has_gaps_takes_what_it_takes_with_numbers() -> Non
 
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         real = most_bytes(torch.nn.functional.scaled_dot_product_attention, "cpu")
-    assert most_bytes(memory_probe._attention, "meta") == pytest.approx(real, rel=0.05)
+    assert most_bytes(gpu_operations.attention, "meta") == pytest.approx(real, rel=0.05)
 
 
 GPT2 = {

@@ -4,7 +4,7 @@ import math
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,26 +21,12 @@ from carbonopt.train.models.meta_results import MetaResults
 MOST_CPU_S = 60.0
 # bytes to which PyTorch's CUDACachingAllocator rounds a GPU's allocations
 _ROUNDED_TO = 512
-
-
-@contextmanager
-def no_autocast() -> Iterator[None]:
-    """Let code turn autocast off for tensors without numbers, which have none.
-
-    PEFT's adapters of experts do so, and torch raises.
-    """
-    own = torch.autocast
-
-    def autocast(device_type: str, *arguments: Any, **options: Any) -> Any:
-        if device_type == "meta":
-            return nullcontext()
-        return own(device_type, *arguments, **options)
-
-    torch.autocast = autocast  # type: ignore[assignment, misc]
-    try:
-        yield
-    finally:
-        torch.autocast = own  # type: ignore[misc]
+# Errors raised by running a model without numbers, where its code or a library's looks at numbers
+# or needs a device.
+UNRUNNABLE = (
+    ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError,
+    AssertionError, ImportError, ZeroDivisionError,
+)  # fmt: skip
 
 
 def _grouped_product(left: Tensor, right: Tensor, *arguments: Any, **options: Any) -> Tensor:

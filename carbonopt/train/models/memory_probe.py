@@ -7,18 +7,13 @@ Autograd keeps and frees them as it does on a GPU.
 import functools
 import importlib
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
 
 from carbonopt.core.dimensions import DIMENSIONS
@@ -38,184 +33,29 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space, ends_of, values_of
 from carbonopt.train.failures import reason, refused
 from carbonopt.train.models import model as models
+from carbonopt.train.models.gpu_operations import as_on_a_gpu, tracing_compiler
 from carbonopt.train.models.layer_extrapolation import by_layers, few_and_more
-from carbonopt.train.models.live_memory import MOST_CPU_S, LiveMemory, no_autocast
+from carbonopt.train.models.live_memory import MOST_CPU_S, UNRUNNABLE, LiveMemory
 from carbonopt.train.models.memory_shares import Passes, Settings, Share, divided
+from carbonopt.train.models.optimizer_memory import muon_step_bytes, optimizer_bytes
 from carbonopt.train.optim import muon
 from carbonopt.train.speed.float8_layers import train_in_float8
 from carbonopt.train.speed.small_evaluations import evaluation_stance
 from carbonopt.train.tasks.task import SMALLEST_EVAL_BATCH, task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
-_ELEMENTS = 2**20  # size of the parameter on which an optimizer is tried
 # Tokens of an evaluation, where no data is prepared; they decide whether it runs compiled.
 _USUAL_EVAL_TOKENS = 100_000
 _MOST_COMPILED = 10_000  # versions of a function's code, more than a study has settings
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_CROSS_ENTROPY = F.cross_entropy
 # Fields of ModelMemory, and the settings of DeepSpeed that they are taken from.
 _ZERO_KEYS = {
     "reduce_bucket_elements": "reduce_bucket_size",
     "live_parameters": "stage3_max_live_parameters",
     "overlapped": "overlap_comm",
 }
-# Errors raised by running a model without numbers, where its code or a library's looks at numbers
-# or needs a device.
-_UNRUNNABLE = (
-    ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError,
-    AssertionError, ImportError, ZeroDivisionError,
-)  # fmt: skip
 # Dimensions whose values some models can't be made with.
 _MAKING = ("attention_implementation", "output_layer", "float8", "lora_rank")
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """Compute attention as `scaled_dot_product_attention` does on a GPU, by a fused kernel.
-
-    Fused kernels keep no scores, whereas the meta device has only the implementation that keeps
-    them. Flash attention takes half precision without a mask; the memory-efficient kernel takes
-    anything but a mask whose last dimension is not contiguous. A boolean mask becomes one that is
-    added.
-
-    Raises:
-        RuntimeError: The real one can't have tensors of these shapes.
-    """
-    _check_shapes(query, key, value, attn_mask, enable_gqa)
-    operations = torch.ops.aten
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype)
-    if attn_mask is None and query.dtype in _HALF.values():
-        flash = operations._scaled_dot_product_flash_attention
-        out: torch.Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
-        return out
-    if enable_gqa:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if attn_mask is not None and attn_mask.stride(-1) != 1:
-        return _unfused_attention(query, key, value, attn_mask, dropout_p, scale)
-    efficient = operations._scaled_dot_product_efficient_attention
-    attended = efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)
-    return attended[0]  # type: ignore[no-any-return]
-
-
-def _check_shapes(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
-) -> None:
-    """Raise RuntimeError for shapes that attention can't have; kernels without numbers take any."""
-    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
-    batches = [shape[:-2] for shape in shapes]
-    if enable_gqa:
-        heads, *others = (batch[-1] for batch in batches)
-        if others[0] != others[1] or heads % others[0]:
-            raise RuntimeError(f"{heads} query heads can't share {others[0]} key and value heads")
-        batches = [batch[:-1] for batch in batches]
-    try:
-        torch.broadcast_shapes(*batches)
-        scores = (*batches[0], *shapes[0][len(batches[0]) : -1], shapes[1][-2])
-        if mask is not None:
-            torch.broadcast_shapes(mask.shape, scores)
-        fit = shapes[0][-1] == shapes[1][-1] and shapes[1][-2] == shapes[2][-2]
-    except RuntimeError:
-        fit = False
-    if not fit:
-        raise RuntimeError(f"attention can't have query, key and value of the shapes {shapes}")
-
-
-def _unfused_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, scale: float | None
-) -> Tensor:
-    """Compute attention in float32 without a fused kernel.
-
-    Follows `_scaled_dot_product_attention_math` in aten/src/ATen/native/transformers/attention.cpp.
-    """
-    each = math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = (query.float() * each) @ (key.float().transpose(-2, -1) * each)
-    weights = torch.ops.aten._safe_softmax(scores.add_(mask), -1)
-    attended: Tensor = _dropout(weights, dropout_p, training=True) @ value.float()
-    return attended.to(query.dtype)
-
-
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Apply dropout as a GPU does, where the mask that is kept has one byte per element."""
-    return torch.native_dropout(input, p, training)[0] if training and p > 0 else input
-
-
-def _cross_entropy(input: Tensor, target: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """Compute the cross entropy by the operation that has a gradient.
-
-    torch 2.13's compiler doesn't find that operation on the meta device.
-    """
-    if input.dim() != 2 or arguments or options.keys() - {"reduction", "ignore_index"}:
-        return _CROSS_ENTROPY(input, target, *arguments, **options)
-    reduction = ("none", "mean", "sum").index(options.get("reduction", "mean"))
-    nll_loss, ignored = torch.ops.aten.nll_loss_forward, options.get("ignore_index", -100)
-    loss: torch.Tensor = nll_loss(F.log_softmax(input, -1), target, None, reduction, ignored)[0]
-    return loss
-
-
-def _compiled(live: LiveMemory, traced: Callable[[], None]) -> Callable[..., Any]:
-    """Return a replacement of `torch.compile` that makes no kernels.
-
-    It keeps the compiler's own division between forward and backward pass, which decides what is
-    kept and what is recomputed.
-
-    Args:
-        live: Counts what the compiled functions keep.
-        traced: Is called for each forward or backward pass that has been traced.
-    """
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor.decomposition import select_decomp_table
-
-    def kernels(graph: Any, inputs: Any) -> Any:
-        traced()
-
-        def run(arguments: list[Any]) -> Any:
-            with live.one_kernel():
-                given = tuple(arguments)
-                arguments.clear()
-                return graph(*given)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
-
-    backend = aot_autograd(
-        fw_compiler=kernels,
-        bw_compiler=kernels,
-        inference_compiler=kernels,
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=select_decomp_table,
-    )
-    own = torch.compile
-    return lambda function, **options: own(function, backend=backend, dynamic=False)
-
-
-@contextmanager
-def _as_on_a_gpu(compile_: Callable[..., Any] | None) -> Iterator[None]:
-    """Replace what torch does otherwise on the meta device than on a GPU.
-
-    Args:
-        compile_: The replacement of `torch.compile`; None: nothing is compiled.
-    """
-    places: tuple[tuple[Any, str, Any], ...] = (
-        (F, "scaled_dot_product_attention", _attention),
-        (F, "dropout", _dropout),
-        (F, "cross_entropy", _cross_entropy),
-        *([(torch, "compile", compile_)] if compile_ is not None else []),
-    )
-    own = [getattr(module, name) for module, name, _ in places]
-    try:
-        for module, name, function in places:
-            setattr(module, name, function)
-        with no_autocast():
-            yield
-    finally:
-        for (module, name, _), function in zip(places, own, strict=True):
-            setattr(module, name, function)
 
 
 def model_memory(
@@ -243,7 +83,7 @@ def model_memory(
     if (dropout := space["dropout"]) is not None:  # any value but 0 keeps a mask
         config = models.with_dropout(config, max(map(float, ends_of(dropout))))
     zero = task.workload.deepspeed.get("zero_optimization", {})
-    states, in_step = _optimizer_bytes(task.workload.training_arguments)
+    states, in_step = optimizer_bytes(task.workload.training_arguments)
     sentence = f"{config.model_type} can't be run without numbers ({{}})"
     obstacles = _Obstacles(task, config)
     met = [(settings, obstacles.of(settings)) for settings in _settings(space)]
@@ -260,13 +100,13 @@ def model_memory(
         """Return what passes of these models have taken in the settings of each share."""
 
         def in_one_process(part: Sequence[Share]) -> list[Measured]:
-            with refused(sentence, *_UNRUNNABLE):
+            with refused(sentence, *UNRUNNABLE):
                 probe = Probe(task, config, folder, by_muon=by_muon, eval_tokens=eval_tokens)
                 return [probe.measure(share, configs) for share in part]
 
         parts = divided(shares, processes, lambda settings: _compiles(task, settings))
         if len(parts) > 1:
-            with refused(sentence, *_UNRUNNABLE):
+            with refused(sentence, *UNRUNNABLE):
                 _import_for(task, configs[0], [share.settings for share in shares])
         found = [each for part in in_forks(in_one_process, parts) for each in part]
         return [
@@ -367,7 +207,7 @@ class _Obstacles:
     def _error_of_making(self, settings: Settings) -> Exception | None:
         try:
             _model(self._task, self._config, dict.fromkeys(PROFILED) | settings)
-        except _UNRUNNABLE as error:
+        except UNRUNNABLE as error:
             return error
         return None
 
@@ -435,7 +275,7 @@ class Probe:
         settings = share.settings
         compiles = _compiles(self._task, settings)
         compiler = self._compiler() if self._needs_compiler(settings) else None
-        with _as_on_a_gpu(compiler):
+        with as_on_a_gpu(compiler):
             model = _model(self._task, config, settings)
             if compiles:
                 from accelerate.utils.other import compile_regions_deepspeed
@@ -464,7 +304,7 @@ class Probe:
             config = torch._dynamo.config  # type: ignore[attr-defined]
             config.recompile_limit = config.accumulated_recompile_limit = _MOST_COMPILED
             config.fail_on_recompile_limit_hit = True
-            self._compile = _compiled(self._live, self._note_trace)
+            self._compile = tracing_compiler(self._live, self._note_trace)
         return self._compile
 
     def _note_trace(self) -> None:
@@ -538,7 +378,7 @@ class _Weights:
             largest=max(trained),
             smallest_side=_smallest_side(model),
             hidden=sum(matrix.numel() for matrix in hidden),
-            muon_step_bytes=_muon_step_bytes(hidden) if hidden else 0,
+            muon_step_bytes=muon_step_bytes(hidden) if hidden else 0,
             buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         )
 
@@ -638,69 +478,6 @@ def _setting(task: TrainerTask, settings: dict[str, Any], name: str) -> Any:
     value = settings[name]
     given = task.workload.training_arguments
     return any(map(given.get, DIMENSIONS[name].arguments)) if value is None else value
-
-
-def _optimizer_bytes(given: dict[str, Any]) -> tuple[float, float]:
-    """Return the bytes per parameter of the Trainer's optimizer: its states, and its step's extra.
-
-    Raises:
-        BadInput: The optimizer can't be made without a GPU.
-    """
-    chosen = {key: value for key, value in given.items() if key in ("optim", "optim_args")}
-    name = chosen.get("optim", "adamw_torch_fused")
-    sentence = f"the optimizer {name} can't be made without a GPU ({{}})"
-    with refused(sentence, *_UNRUNNABLE):
-        kind, options = _optimizer(chosen)
-        fused = options.pop("fused", False)
-        weights = torch.nn.Parameter(torch.empty(_ELEMENTS, device="meta"))
-        # On a GPU torch's own optimizers take all parameters at once by default, for which they
-        # make copies; fused ones don't.
-        together = (
-            {"foreach": True} if kind.__module__.startswith("torch.optim") and not fused else {}
-        )
-        optimizer = kind([weights], **options, **together)
-        weights.grad = torch.empty_like(weights)
-        optimizer.step()
-        states = [
-            value for value in tree_leaves(dict(optimizer.state)) if isinstance(value, Tensor)
-        ]
-        live = LiveMemory()
-        live.begin((weights, weights.grad, *states))
-        with live:
-            optimizer.step()
-    return sum(state.nbytes for state in states) / _ELEMENTS, (
-        0.0 if fused else live.peak_bytes / _ELEMENTS
-    )
-
-
-def _optimizer(chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the class and the options of the Trainer's optimizer.
-
-    Args:
-        chosen: The training arguments that choose it.
-    """
-    if not chosen:  # adamw_torch_fused; importing the Trainer takes half a second
-        return torch.optim.AdamW, {"fused": True}
-    from transformers import Trainer, TrainingArguments
-
-    arguments = TrainingArguments(
-        output_dir="unused",
-        report_to="none",
-        use_cpu=True,
-        **{"optim": "adamw_torch_fused"} | chosen,
-    )
-    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    return kind, options
-
-
-def _muon_step_bytes(matrices: list[Tensor]) -> int:
-    """Return the bytes that a Muon step needs beside the matrices, their gradients and momenta."""
-    gradients, momenta = ([torch.empty_like(matrix) for matrix in matrices] for _ in range(2))
-    live = LiveMemory()
-    live.begin((*matrices, *gradients, *momenta))
-    with live:
-        muon.step(matrices, gradients, momenta, torch.zeros((), device="meta"), weight_decay=0.1)
-    return live.peak_bytes
 
 
 def expected_memory(spec: MemorySpec, processes: int = 1) -> ModelMemory:

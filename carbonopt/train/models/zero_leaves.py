@@ -18,7 +18,8 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Domain, ends_of
 from carbonopt.spec.trial_spec import ZeroLeaves
 from carbonopt.train.failures import reason
-from carbonopt.train.models.live_memory import LiveMemory, no_autocast
+from carbonopt.train.models.gpu_operations import no_autocast
+from carbonopt.train.models.live_memory import LiveMemory
 from carbonopt.train.models.model import random_model, with_lora
 from carbonopt.train.tasks.trainer_task import TrainerTask
 
