@@ -25,7 +25,7 @@ from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
 from carbonopt.spec.search_settings import Confirm
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import Intensity, Provenance, StudyData
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 TRIALS, TARGET = 25, 10.0
 EMISSIONS_DEVIATION = 0.02

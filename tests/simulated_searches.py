@@ -28,7 +28,7 @@ from carbonopt.search.cap import exceeds_cap
 from carbonopt.search.strategy import Strategy
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 EVALUATIONS, EXAMPLES = 4, 1000
 TARGET = 0.8

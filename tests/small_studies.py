@@ -30,7 +30,7 @@ from carbonopt.spec.study_data import (
     SessionLedger,
     StudyData,
 )
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 INTENSITY_G_PER_KWH = 230.0
 

@@ -32,7 +32,7 @@ from carbonopt.export import winner
 from carbonopt.spec.launch_settings import HostfileLaunch, LocalLaunch, ReplayLaunch, SlurmLaunch
 from carbonopt.spec.space_settings import Choices, Range
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
 from carbonopt.train.tasks.task import TASKS, task_class
 
 ROOT = Path(__file__).parent.parent

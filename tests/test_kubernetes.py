@@ -16,8 +16,8 @@ import yaml
 from ssh_hosts import SshHosts
 from study.test_resume import read, wait_for
 
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
+from carbonopt.study_file.study_checks import check
 
 FOLDER = Path(__file__).parent.parent / "configs" / "kubernetes"
 OBJECTS = {one["kind"]: one for one in yaml.safe_load_all((FOLDER / "job.yaml").read_text())}

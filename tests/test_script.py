@@ -24,9 +24,9 @@ from carbonopt.energy.cpu_time import CpuTime
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
 from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study
 from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
+from carbonopt.study_file.reader import load_study
+from carbonopt.study_file.study_checks import check
 from carbonopt.train.scripts.script_values import points
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 

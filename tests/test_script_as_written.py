@@ -19,8 +19,8 @@ from carbonopt.core.quality import quality_of
 from carbonopt.core.trial import TrialState
 from carbonopt.script.callbacks import _quality_name
 from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.study.study_checks import CheckedStudy, check
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
+from carbonopt.study_file.study_checks import CheckedStudy, check
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 
 PRINTS = (

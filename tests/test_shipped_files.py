@@ -11,8 +11,8 @@ from shipped_studies import shipped_studies
 
 from carbonopt.carbon.intensity import reference_intensity
 from carbonopt.cli.check_text import describe_study
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import PipelineFile, load_study
+from carbonopt.study_file.reader import PipelineFile, load_study
+from carbonopt.study_file.study_checks import check
 from carbonopt.train.optim.deepspeed_keys import check_deepspeed_keys
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ from carbonopt.core.trial import (
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import TrialSpec
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 PARAMS = TrialParams(
     global_batch_size=16,

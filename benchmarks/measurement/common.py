@@ -17,8 +17,8 @@ from carbonopt.spec.launch_settings import LocalLaunch
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.study_file import load_study
 from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
+from carbonopt.study_file.reader import load_study
 
 HERE = Path(__file__).parent
 

@@ -136,8 +136,8 @@ def main() -> None:
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.run_study import run_study
     from carbonopt.study.session import Session
-    from carbonopt.study.study_checks import check
     from carbonopt.study.trackers import open_trackers
+    from carbonopt.study_file.study_checks import check
 
     class Timed(ProcessLauncher):
         def start(self, spec, log):

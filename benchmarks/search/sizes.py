@@ -50,7 +50,7 @@ from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import Intensity, Provenance
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 EXAMPLES, TOKENS, EVALUATIONS, INTENSITY_G_PER_KWH = 64_000, 10_000, 10, 300.0
 USUAL = {

@@ -17,8 +17,8 @@ from carbonopt.engines.slurm import needs_jobs
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.stop_request import interruptible
-from carbonopt.study.study_file import PipelineFile, load_study, study_of
-from carbonopt.study.yaml_file import yaml_text
+from carbonopt.study_file.reader import PipelineFile, load_study, study_of
+from carbonopt.study_file.yaml_file import yaml_text
 
 if TYPE_CHECKING:
     from carbonopt.api.study_call import Caller

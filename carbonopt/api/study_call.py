@@ -29,8 +29,8 @@ from carbonopt.study.notifications import Notifications
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import AsStep, Session, StudyDisplay
 from carbonopt.study.stop_request import StopRequest
-from carbonopt.study.study_checks import CheckedStudy, check
 from carbonopt.study.trackers import Trackers, open_trackers
+from carbonopt.study_file.study_checks import CheckedStudy, check
 
 
 class CallDisplay(StudyDisplay, Protocol):

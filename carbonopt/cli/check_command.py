@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from carbonopt.spec.study_config import StudyConfig
     from carbonopt.spec.study_data import StudyData
     from carbonopt.storage.paths import StudyPaths
-    from carbonopt.study.model_questions import Answers
-    from carbonopt.study.study_checks import CheckedStudy
-    from carbonopt.study.study_file import PipelineFile
+    from carbonopt.study_file.model_questions import Answers
+    from carbonopt.study_file.reader import PipelineFile
+    from carbonopt.study_file.study_checks import CheckedStudy
 
 
 def check(
@@ -30,8 +30,8 @@ def check(
 
     The description includes the rough cost and the memory that each GPU needs.
     """
-    from carbonopt.study.model_questions import Answers
-    from carbonopt.study.study_file import PipelineFile, load_study
+    from carbonopt.study_file.model_questions import Answers
+    from carbonopt.study_file.reader import PipelineFile, load_study
 
     if gpu_memory is not None and not 0.1 <= gpu_memory <= 1e6:
         raise BadInput(
@@ -66,8 +66,8 @@ def _check_pipeline(pipeline: "PipelineFile", gpu_memory: float | None, answers:
 
 def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answers") -> None:
     """Check and describe a study that is no pipeline."""
-    from carbonopt.study.weight_files import check_weights, has_unchecked_weights
-    from carbonopt.study.workload_keys import check_library_keys, has_unchecked_keys
+    from carbonopt.study_file.weight_files import check_weights, has_unchecked_weights
+    from carbonopt.study_file.workload_keys import check_library_keys, has_unchecked_keys
 
     if has_unchecked_weights([(config, ())]) or has_unchecked_keys(config):
         answers.begin()  # its imports and those that follow here take as long as all else
@@ -75,8 +75,8 @@ def _check_one(config: "StudyConfig", gpu_memory: float | None, answers: "Answer
     from carbonopt.cli.check_text import describe_study
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.start_schedule import check_schedule, now_in_utc
-    from carbonopt.study.study_checks import as_prepared
-    from carbonopt.study.study_checks import check as check_study
+    from carbonopt.study_file.study_checks import as_prepared
+    from carbonopt.study_file.study_checks import check as check_study
 
     paths = StudyPaths.default(config.name)
     checked = as_prepared(check_study(config), paths.prepared)

@@ -16,9 +16,9 @@ from carbonopt.spec.quality_source import QualitySource
 from carbonopt.spec.space_settings import Domain, Range
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
-from carbonopt.study.input_files import input_files
 from carbonopt.study.start_schedule import now_in_utc, schedule_text
-from carbonopt.study.study_checks import CheckedStudy
+from carbonopt.study_file.input_files import input_files
+from carbonopt.study_file.study_checks import CheckedStudy
 
 _MOST_NAMED = 8  # largest number of a script's files that are named
 _INDENT = "\n" + " " * 14  # begins each line below a label's first line

@@ -15,7 +15,7 @@ from carbonopt.core.errors import BadInput, CarbonoptError, printable, shortened
 from carbonopt.core.files import user_path
 
 if TYPE_CHECKING:
-    from carbonopt.study.new_study import NewStudy, UsersData
+    from carbonopt.study_file.new_study import NewStudy, UsersData
 
 Answer = TypeVar("Answer")
 _OF_SCRIPTS = ("--command", "--values")
@@ -68,7 +68,7 @@ def init(
 
     At a terminal it asks for what no option gives, with a proposal for each answer.
     """
-    from carbonopt.study.new_study import check_free, study_text, write_checked
+    from carbonopt.study_file.new_study import check_free, study_text, write_checked
 
     check_free(out)
     options = {
@@ -100,7 +100,7 @@ def _by_name(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _say_written(new: "NewStudy", path: Path) -> None:
-    from carbonopt.study.init_answers import typed
+    from carbonopt.study_file.init_answers import typed
 
     shown = shlex.quote(typed(path))
     print(printable(f"{path} is written and valid: {new.task}."))
@@ -133,8 +133,8 @@ class _Interview:
 
     def new_study(self, name: str) -> "NewStudy":
         """Return the study that the answers describe, called by this name."""
-        from carbonopt.study import init_answers as answers
-        from carbonopt.study.new_study import NewStudy
+        from carbonopt.study_file import init_answers as answers
+        from carbonopt.study_file.new_study import NewStudy
 
         here = Path.cwd()
         if self.options["--task"] is None and not self.at_terminal:
@@ -172,7 +172,7 @@ class _Interview:
         return NewStudy(name=name, task=task, **parts, **self._where_and_how_long())
 
     def _where_and_how_long(self) -> dict[str, Any]:
-        from carbonopt.study import init_answers as answers
+        from carbonopt.study_file import init_answers as answers
 
         is_asked = self.at_terminal and self.options["--gpus"] is None
         seen = _gpus_here() if is_asked else None
@@ -185,7 +185,7 @@ class _Interview:
 
     def _likely_task(self, data_here: str | None) -> str:
         """Return the task to propose, by the columns of the data."""
-        from carbonopt.study.init_answers import proposed_task
+        from carbonopt.study_file.init_answers import proposed_task
 
         if self.options["--command"] is not None:
             return "script"
@@ -236,7 +236,7 @@ class _Interview:
 
     def _values(self, command: str) -> dict[str, Any]:
         """Return the values of each dimension of a script."""
-        from carbonopt.study import init_answers as answers
+        from carbonopt.study_file import init_answers as answers
 
         names = answers.dimensions_of(command)
         for name in self.several[_VALUES]:

@@ -19,9 +19,9 @@ from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.energy.hardware import describe_hardware
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.model_memory import ModelMemory
-from carbonopt.study.memory_estimate import ask_memory
-from carbonopt.study.model_questions import Answers
-from carbonopt.study.study_checks import CheckedStudy
+from carbonopt.study_file.memory_estimate import ask_memory
+from carbonopt.study_file.model_questions import Answers
+from carbonopt.study_file.study_checks import CheckedStudy
 
 _LABEL, _INDENT = "  memory      ", " " * 14
 # Numbers of GPUs up to this one are shown, and the launch's own; larger ones are only checked for

@@ -13,8 +13,9 @@ def notify(
     test: Annotated[bool, typer.Option("--test", help="Send a test message.")] = False,
 ) -> None:
     """Send a test message to the addresses that a study's messages go to."""
-    from carbonopt.study.notifications import Message, addresses, deliver
-    from carbonopt.study.study_file import load_study
+    from carbonopt.study.notifications import Message, deliver
+    from carbonopt.study_file.notify_addresses import addresses
+    from carbonopt.study_file.reader import load_study
 
     if not test:
         raise BadInput("notify sends test messages alone; give --test.")

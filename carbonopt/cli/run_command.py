@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from carbonopt.spec.study_data import StudyData
     from carbonopt.storage.paths import StudyPaths
     from carbonopt.study.session import AsStep
-    from carbonopt.study.study_checks import CheckedStudy
-    from carbonopt.study.study_file import PipelineFile
+    from carbonopt.study_file.reader import PipelineFile
+    from carbonopt.study_file.study_checks import CheckedStudy
 
 
 def run(
@@ -50,7 +50,7 @@ def run(
     """
     from carbonopt.engines.slurm import needs_jobs
     from carbonopt.storage.paths import StudyPaths
-    from carbonopt.study.study_file import PipelineFile, load_study
+    from carbonopt.study_file.reader import PipelineFile, load_study
 
     if (pipeline := PipelineFile.load(study)) is not None:
         of_one_study = {
@@ -113,7 +113,7 @@ def _run_in_jobs(
     from carbonopt.storage.url import has_storage
     from carbonopt.study.start_schedule import check_schedule, now_in_utc, plan_first
     from carbonopt.study.stop_request import interruptible
-    from carbonopt.study.study_checks import check
+    from carbonopt.study_file.study_checks import check
 
     if worker:
         raise BadInput(

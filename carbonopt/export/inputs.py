@@ -99,7 +99,7 @@ def sha256_of(path: Path, pieces: int = 0) -> str:
 
     Args:
         pieces: if not 0, take only so many pieces of 1 MiB, evenly spread, as
-            study/input_files.py noted it.
+            study_file/input_files.py noted it.
     """
     digest = hashlib.sha256()
     size, piece = path.stat().st_size, 2**20

@@ -8,11 +8,11 @@ from carbonopt.spec.study_data import StudyData, wall_clock_s
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, has_storage, storage_url
-from carbonopt.study.input_files import input_files, recorded_inputs
 from carbonopt.study.repeats import next_repeat, with_confirmation
 from carbonopt.study.session import AsStep
 from carbonopt.study.study_budget import all_trials_run, budget_used, limit_reached
-from carbonopt.study.study_checks import CheckedStudy, as_resumed
+from carbonopt.study_file.input_files import input_files, recorded_inputs
+from carbonopt.study_file.study_checks import CheckedStudy, as_resumed
 
 
 def ended_study(

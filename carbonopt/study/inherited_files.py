@@ -16,7 +16,7 @@ from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import Program, TrialSpec
 from carbonopt.storage.paths import StudyPaths, is_study
-from carbonopt.study.input_files import written_in
+from carbonopt.study_file.input_files import written_in
 from carbonopt.train.tasks.script import Script
 from carbonopt.train.tasks.task import task_for
 

@@ -1,39 +1,30 @@
-"""Messages about a study by Apprise, to addresses that the study file never has.
+"""Messages about a study by Apprise.
 
 No message may fail a study, or delay its end by more than CLOSE_S. Each address has a thread of its
 own, which sends the messages one after the other, so that an address that hangs delays no other.
-An address can hold a password, so that of it only its scheme, such as `mailto`, is ever shown.
 """
 
-import logging
-import os
 import queue
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from carbonopt.core.errors import BadInput
 from carbonopt.core.evaluations import EvalPoint
-from carbonopt.core.extras import check_installed
-from carbonopt.core.files import read_text
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.spec.notify_settings import Notify, NotifyEvent
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import PlannedStart
 from carbonopt.spec.trial_spec import TrialSpec
+from carbonopt.study_file.notify_addresses import address_scheme, addresses, apprise_service
 
 if TYPE_CHECKING:
     from carbonopt.spec.study_data import StudyData
 
-ADDRESSES = "CARBONOPT_NOTIFY"  # variable with addresses, separated by spaces
 CLOSE_S = 5.0
 _OF_THE_END: tuple[NotifyEvent, ...] = ("finished", "budget")
-_FILE_MIB = 1  # largest file of addresses
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True)
@@ -41,41 +32,6 @@ class Message:
     title: str
     text: str
     picture: Path | None = None
-
-
-def addresses(settings: Notify) -> tuple[str, ...]:
-    """Return the addresses, which Apprise knows how to reach.
-
-    Raises:
-        BadInput: If there are none, Apprise is missing or doesn't know one, or others may read the
-            file that has them.
-    """
-    check_installed("apprise", "notify", "notify")
-    if settings.config is None:
-        addresses, place = os.environ.get(ADDRESSES, "").split(), f"the variable {ADDRESSES}"
-    else:
-        path = Path(settings.config)
-        text = read_text(path, "notify.config", _FILE_MIB)
-        if path.stat().st_mode & _OTHERS:
-            raise BadInput(
-                f"notify.config: nobody but its owner may read {path}, which can hold passwords,"
-                f" but its mode is {stat.S_IMODE(path.stat().st_mode):o}; type: chmod 600 {path}"
-            )
-        lines = [line.strip() for line in text.splitlines()]
-        addresses = [line for line in lines if line and not line.startswith("#")]
-        place = str(path)
-    if not addresses:
-        raise BadInput(
-            f"notify needs addresses, but {place} has none; give URLs of Apprise, such as"
-            f" mailto://USER:PASSWORD@example.org, in {ADDRESSES} or in the file notify.config."
-        )
-    for number, address in enumerate(addresses, start=1):
-        if _opened(address) is None:
-            raise BadInput(
-                f"notify: address {number} of {place} ({_scheme(address)}) is not one that"
-                " Apprise can reach; its documentation has the schemes and their parts."
-            )
-    return tuple(addresses)
 
 
 class Notifications:
@@ -215,7 +171,7 @@ def _sent(message: Message, address: str) -> bool:
     import apprise
     from apprise.attachment.file import AttachFile
 
-    service = _opened(address)
+    service = apprise_service(address)
     attached = None
     if message.picture is not None and service.attachment_support:
         attached = [AttachFile(str(message.picture))]  # type: ignore[no-untyped-call]
@@ -229,18 +185,4 @@ def _sent(message: Message, address: str) -> bool:
 
 
 def _named(number: int, address: str) -> str:
-    return f"address {number} ({_scheme(address)})"
-
-
-def _opened(address: str) -> Any:
-    """Return Apprise's service for an address; None if it knows none."""
-    import apprise
-
-    # Its lines can hold addresses; what fails is said in `deliver`'s own words.
-    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
-    return apprise.Apprise.instantiate(address)
-
-
-def _scheme(address: str) -> str:
-    scheme, colon, _ = address.partition("://")
-    return scheme if colon and scheme.isalnum() else "without a scheme"
+    return f"address {number} ({address_scheme(address)})"

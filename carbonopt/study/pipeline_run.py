@@ -20,12 +20,12 @@ from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.workload_settings import Model, Workload
 from carbonopt.storage.paths import PipelinePaths
 from carbonopt.storage.pipeline_storage import Ledger
-from carbonopt.study.model_questions import Answers
 from carbonopt.study.session import AsStep
-from carbonopt.study.study_checks import CheckedStudy, check
-from carbonopt.study.study_file import PipelineFile, load_study
-from carbonopt.study.weight_files import check_weights
-from carbonopt.study.workload_keys import check_library_keys
+from carbonopt.study_file.model_questions import Answers
+from carbonopt.study_file.reader import PipelineFile, load_study
+from carbonopt.study_file.study_checks import CheckedStudy, check
+from carbonopt.study_file.weight_files import check_weights
+from carbonopt.study_file.workload_keys import check_library_keys
 from carbonopt.train.models.model_kind import CAUSAL_LM
 from carbonopt.train.tasks.task import task_for
 from carbonopt.train.tasks.trainer_task import TrainerTask

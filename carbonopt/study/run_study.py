@@ -21,16 +21,16 @@ from carbonopt.storage.url import connect, has_storage, remember_storage, storag
 from carbonopt.storage.workers import Lease, leased
 from carbonopt.study.account import EarlySessions, SessionAccount
 from carbonopt.study.already_done import already_done
-from carbonopt.study.input_files import (
+from carbonopt.study.session import Session
+from carbonopt.study.start_schedule import check_schedule, now_in_utc
+from carbonopt.study.trial_loop import TrialLoop
+from carbonopt.study_file.input_files import (
     input_files,
     recorded_inputs,
     with_sha256,
     workload_fingerprint,
 )
-from carbonopt.study.session import Session
-from carbonopt.study.start_schedule import check_schedule, now_in_utc
-from carbonopt.study.study_checks import as_resumed
-from carbonopt.study.trial_loop import TrialLoop
+from carbonopt.study_file.study_checks import as_resumed
 
 _LEAD = "start it by `carbonopt run` without --worker and join it when its first trial has begun"
 

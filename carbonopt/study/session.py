@@ -11,8 +11,8 @@ from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.local_workers import LocalWorker, LocalWorkers
 from carbonopt.study.notifications import Notifications
-from carbonopt.study.study_checks import CheckedStudy
 from carbonopt.study.trial_observer import StudyObserver, TrialObserver
+from carbonopt.study_file.study_checks import CheckedStudy
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from carbonopt.core.units import human_duration
 from carbonopt.spec.launch_settings import SlurmLaunch
 from carbonopt.spec.schedule_settings import MOST_DAYS, Schedule
 from carbonopt.spec.study_data import CarbonTrace, PlannedStart, StudyData, wall_clock_s
-from carbonopt.study.study_checks import CheckedStudy
+from carbonopt.study_file.study_checks import CheckedStudy
 
 _MINUTE = timedelta(minutes=1)
 

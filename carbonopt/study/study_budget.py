@@ -8,7 +8,7 @@ from carbonopt.core.trial import StopReason
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.study_storage import Snapshot
 from carbonopt.study.account import SessionAccount
-from carbonopt.study.study_checks import CheckedStudy
+from carbonopt.study_file.study_checks import CheckedStudy
 
 
 def all_trials_run(trials: int | None, seen: Snapshot) -> str | None:

@@ -32,7 +32,6 @@ from carbonopt.storage.study_storage import (
 from carbonopt.storage.workers import Lease
 from carbonopt.study.account import SessionAccount
 from carbonopt.study.hopeless_studies import always_the_same_failure, check_job_is_long_enough
-from carbonopt.study.input_files import check_unchanged, input_files, may_write
 from carbonopt.study.repeats import next_repeat, prefers_new, with_confirmation
 from carbonopt.study.script_outputs import remove_outputs
 from carbonopt.study.session import Session
@@ -41,6 +40,7 @@ from carbonopt.study.study_budget import StudyBudget, budget_used
 from carbonopt.study.trial_checkpoint import remove_checkpoints
 from carbonopt.study.trial_runner import TrialRunner, interruption, stored_checkpoint
 from carbonopt.study.trial_watch import begun_record
+from carbonopt.study_file.input_files import check_unchanged, input_files, may_write
 from carbonopt.train.tasks.task import task_for
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from small_studies import study
 from carbonopt.analysis.concurrency import most_concurrent_trials, price
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 
 def config(most: object, sampler: str = "carbon", workers: int = 4) -> StudyConfig:

@@ -37,8 +37,8 @@ from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import check
 
 TARGET = 10.0
 STEPS = 10

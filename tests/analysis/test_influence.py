@@ -28,7 +28,7 @@ from carbonopt.engines.replay import RecordedRun, read_table
 from carbonopt.report.sections.influence_section import section
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 TABLES = Path(__file__).parents[2] / "reports" / "search" / "tables"
 FEW = 40  # resamples: enough to see which way an interval goes

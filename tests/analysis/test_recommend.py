@@ -29,7 +29,7 @@ from carbonopt.report.assemble import top
 from carbonopt.report.render.terminal import render
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import Intensity, Provenance, SessionLedger, StudyData
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 INTENSITY_G_PER_KWH = 200.0
 PUE = 1.5

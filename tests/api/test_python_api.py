@@ -37,8 +37,8 @@ from carbonopt.report.assemble import FIGURES
 from carbonopt.spec.pipeline_file import Pipeline, PipelineStep
 from carbonopt.storage.paths import PipelinePaths, StudyPaths
 from carbonopt.storage.pipeline_storage import Ledger, read_study
-from carbonopt.study.study_file import load_study, study_of
-from carbonopt.study.yaml_file import read_yaml, yaml_text
+from carbonopt.study_file.reader import load_study, study_of
+from carbonopt.study_file.yaml_file import read_yaml, yaml_text
 
 ROOT = Path(__file__).parents[2]
 PUBLICATION = {"license": "CC0-1.0", "url": "https://example.org/x", "creator": "Ada"}

@@ -25,8 +25,8 @@ from carbonopt.spec.study_data import CarbonTrace, Intensity, Provenance, Sessio
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study_file.reader import load_study, parse_study
+from carbonopt.study_file.study_checks import check
 
 ROOT = Path(__file__).resolve().parents[2]
 

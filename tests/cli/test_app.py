@@ -30,7 +30,7 @@ from carbonopt.doctor import host_checks
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
 
 
 def test_run_reports_and_recommends(finished: Path, write_study) -> None:

@@ -18,10 +18,10 @@ import pytest
 import yaml
 from commands import refusal, within
 
-from carbonopt.study import new_study
-from carbonopt.study.init_answers import parse_budget, parse_values, proposed_data
-from carbonopt.study.study_file import load_study
-from carbonopt.study.study_schema import study_schema
+from carbonopt.study_file import new_study
+from carbonopt.study_file.init_answers import parse_budget, parse_values, proposed_data
+from carbonopt.study_file.reader import load_study
+from carbonopt.study_file.study_schema import study_schema
 from carbonopt.train.tasks.task import TASKS
 
 ROWS = 120

@@ -23,7 +23,7 @@ from carbonopt.energy.occupancy import GpuNow, gpus_now
 from carbonopt.engines.process import extensions
 from carbonopt.engines.process.environment import work_environment
 from carbonopt.spec.launch_settings import LocalLaunch
-from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study_file.reader import load_study, parse_study
 from carbonopt.train.probe import Op, Stack, TorchGpu
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from doctor.test_doctor import ROOT, advised
 from carbonopt.doctor import _reads_hub_cache, before_run, host_checks, service_checks
 from carbonopt.doctor.check_result import Status
 from carbonopt.spec.workload_settings import Workload
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,10 @@ def test_a_trial_waits_until_the_memory_of_the_one_before_is_free(tmp_path: Path
 
 
 STUDY = """
-from carbonopt.study.study_checks import check
+from carbonopt.study_file.study_checks import check
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 from search.test_study import Replayed, Silent
 memory = GpuMemory([0], patience_s=0.5)
 seen, leaks = [], []

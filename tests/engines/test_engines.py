@@ -20,8 +20,8 @@ from carbonopt.engines.kinds import ENGINES
 from carbonopt.engines.replay import _apart, read_table
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.study_data import StudyData
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import check
 
 HERE, THERE = Node(name="here", devices=("GPU-a",)), Node(name="there", devices=("GPU-b", "GPU-c"))
 

@@ -25,7 +25,7 @@ from carbonopt.spec.hostfile_format import Host, parse_hostfile
 from carbonopt.spec.launch_settings import LocalLaunch, _Training
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study_file.reader import load_study, parse_study
 
 TWO_HOSTS = "h1 slots=2  # of the rack\n\nh2 slots=2\n"
 

@@ -17,8 +17,8 @@ from carbonopt.core.events import Exited, Failed
 from carbonopt.engines.process.launcher import ProcessLauncher
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
+from carbonopt.study_file.study_checks import check
 from carbonopt.train.tasks.task import task_for
 
 PARAMS = TrialParams(learning_rate=0.5, my_width=3, zero_stage=None, offload=None)

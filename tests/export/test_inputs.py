@@ -14,7 +14,7 @@ from small_studies import study, trial
 from carbonopt.analysis.recommend import recommend
 from carbonopt.export.winner import winner_files
 from carbonopt.spec.study_data import StudyData
-from carbonopt.study.input_files import input_files, with_sha256
+from carbonopt.study_file.input_files import input_files, with_sha256
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc", in FIPS 180-2
 

@@ -25,8 +25,8 @@ from carbonopt.export.winner import winner_files
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
+from carbonopt.study_file.study_checks import check
 
 MODEL = {
     "from_config": {

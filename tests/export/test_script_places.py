@@ -14,7 +14,7 @@ from carbonopt.analysis.recommend import recommend
 from carbonopt.export.script_places import ScriptPlaces
 from carbonopt.export.winner import winner_files
 from carbonopt.spec.study_data import InputFile
-from carbonopt.study.input_files import input_files, with_sha256
+from carbonopt.study_file.input_files import input_files, with_sha256
 
 TRAIN = (
     "import base, sys, pathlib; print(base.width, [pathlib.Path(name).read_text() for name in"

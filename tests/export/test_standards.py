@@ -60,7 +60,7 @@ from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import Hardware, SessionLedger, StudyData, Wait
 from carbonopt.spec.trial_spec import Prepared
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 # mlcroissant imports absl, whose log handler takes the standard error stream of that moment,
 # pytest's capture. When logging is configured anew, as submitit does, the handler closes a stream

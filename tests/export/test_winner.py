@@ -26,7 +26,7 @@ from carbonopt.spec.search_settings import Budget
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.spec.workload_settings import Workload
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
 
 EVIL = """<script>alert(1)</script> | `x` [a](javascript:b) "'&{{7*7}} %_&$ --- </script>"""
 

@@ -19,7 +19,7 @@ from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, obse
 from carbonopt.search.sampler import CarbonSampler
 from carbonopt.search.strategy import Strategy
 from carbonopt.space.search_space import SearchSpace
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 RNG = np.random.default_rng(0)
 PRIMES = [n for n in range(2, 2000) if all(n % k for k in range(2, math.isqrt(n) + 1))]

@@ -26,8 +26,8 @@ from carbonopt.search.knowledge import PRIOR_POINTS, Knowledge
 from carbonopt.search.models.costs import SettingModel
 from carbonopt.search.observation import COST_PER_STEP, CURVE, TOTAL_STEPS, Observation
 from carbonopt.search.sampler import CarbonSampler
-from carbonopt.study.study_checks import check, earlier_trials
-from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study_file.reader import load_study, parse_study
+from carbonopt.study_file.study_checks import check, earlier_trials
 
 EVERY = [
     dict(zip(SPACE, values, strict=True))

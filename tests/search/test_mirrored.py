@@ -17,8 +17,8 @@ from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import check
 
 BATCHES, RATES, EPOCHS, SEEDS = (16, 32, 64), (3e-4, 3e-3, 1e-2), (1, 2, 4), (0, 1)
 SEQUENCES, EVALUATIONS = 12_800, 5

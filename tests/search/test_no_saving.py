@@ -24,7 +24,7 @@ from carbonopt.search.observation import of_record
 from carbonopt.search.probe_plan import Probing
 from carbonopt.search.sampler import CarbonSampler
 from carbonopt.space.search_space import SearchSpace
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 BATCHES, EPOCHS, RATES = [16, 32, 64], [1, 2, 4], [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
 DECIDING = ("global_batch_size", "epochs")

@@ -17,8 +17,8 @@ from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import check
 
 BATCHES, RATES, EPOCHS, MICROS = (16, 32, 64), (3e-4, 1e-3, 3e-3, 1e-2), (1, 2, 4), (4, 16)
 SEQUENCES = 12_800

@@ -34,7 +34,7 @@ from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect
 from carbonopt.study.hopeless_studies import check_job_is_long_enough
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import yaml
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.space_settings import Choices, Fixed, Range
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study, parse_study
-from carbonopt.study.yaml_file import read_yaml
+from carbonopt.study_file.reader import load_study, parse_study
+from carbonopt.study_file.study_checks import check
+from carbonopt.study_file.yaml_file import read_yaml
 
 
 def refused(study: dict, write_study) -> str:

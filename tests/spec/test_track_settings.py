@@ -5,8 +5,8 @@ from tracked_studies import study
 
 from carbonopt.core import extras
 from carbonopt.core.errors import BadInput
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study, parse_study, study_of
+from carbonopt.study_file.reader import load_study, parse_study, study_of
+from carbonopt.study_file.study_checks import check
 
 
 @pytest.mark.parametrize(

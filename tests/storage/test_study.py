@@ -38,8 +38,8 @@ from carbonopt.storage.study_storage import (
 from carbonopt.storage.url import connect
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study_file.reader import load_study, parse_study
+from carbonopt.study_file.study_checks import check
 
 
 def ran(study: Path, folder: Path, trials: int | None = None) -> StudyData:

@@ -32,8 +32,8 @@ from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import CONSTRAINT
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import check
 
 TARGET = 0.9
 G_PER_KWH, PUE = 500, 1.2

@@ -12,12 +12,12 @@ from carbonopt.spec.study_data import Hardware, StudyData
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
-from carbonopt.study import study_checks
 from carbonopt.study.local_workers import LocalWorkers
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file import study_checks
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import check
 
 # Each test takes seconds of real time.
 pytestmark = pytest.mark.slow

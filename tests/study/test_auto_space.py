@@ -20,8 +20,8 @@ from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.study_storage import StudyStorage
 from carbonopt.storage.url import connect, storage_url
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import check
 from carbonopt.train.models.model_check import lacking
 from carbonopt.train.tasks.task import task_for
 

@@ -41,10 +41,10 @@ from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import Program, TrialSpec, checkpoint_name
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.hopeless_studies import check_job_is_long_enough
-from carbonopt.study.study_file import parse_study
 from carbonopt.study.trial_checkpoint import Checkpoint, keep_only
 from carbonopt.study.trial_runner import TrialRunner, stored_checkpoint
 from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
+from carbonopt.study_file.reader import parse_study
 
 SAVING = """
 def saved(step):

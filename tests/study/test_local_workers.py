@@ -17,7 +17,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.spec.launch_settings import LocalLaunch
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 

@@ -23,15 +23,9 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Failure, TrialState
 from carbonopt.spec.notify_settings import Notify
 from carbonopt.spec.study_data import PlannedStart, SessionLedger, Wait
-from carbonopt.study.notifications import (
-    ADDRESSES,
-    CLOSE_S,
-    Message,
-    Notifications,
-    addresses,
-    deliver,
-)
-from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study.notifications import CLOSE_S, Message, Notifications, deliver
+from carbonopt.study_file.notify_addresses import ADDRESSES, addresses
+from carbonopt.study_file.reader import load_study, parse_study
 
 SECRET = "hunter2"
 

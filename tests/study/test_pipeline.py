@@ -19,7 +19,7 @@ from study.test_resume import training_in
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import StopReason
 from carbonopt.spec.pipeline_file import Pipeline
-from carbonopt.study.study_file import PipelineFile
+from carbonopt.study_file.reader import PipelineFile
 
 ROOT = Path(__file__).parents[2]
 STEPS = [

@@ -27,8 +27,8 @@ from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import PlannedStart
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.study.input_files import check_unchanged, input_files, with_sha256
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.input_files import check_unchanged, input_files, with_sha256
+from carbonopt.study_file.reader import parse_study
 
 
 def training_in(folder: Path, number: int) -> bool:

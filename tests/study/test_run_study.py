@@ -16,8 +16,8 @@ from carbonopt.storage.url import connect, storage_url
 from carbonopt.study.account import EarlySessions
 from carbonopt.study.run_study import run_study
 from carbonopt.study.session import Session
-from carbonopt.study.study_checks import CheckedStudy, check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import CheckedStudy, check
 
 
 def called(checked: CheckedStudy, folder: Path) -> StudyData:

@@ -26,9 +26,9 @@ from carbonopt.study.start_schedule import (
     first_call,
     schedule_text,
 )
-from carbonopt.study.study_checks import CheckedStudy, check
-from carbonopt.study.study_file import parse_study
 from carbonopt.study.trial_loop import STORE_WAIT_S
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import CheckedStudy, check
 
 NOW = datetime(2026, 6, 3, 18, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -17,7 +17,7 @@ from carbonopt.core.dimensions import TrainingParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.spec.model_memory import MemorySpec
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
 from carbonopt.train.models import gpu_operations, memory_probe
 from carbonopt.train.models.live_memory import LiveMemory
 from carbonopt.train.models.memory_probe import expected_memory

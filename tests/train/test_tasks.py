@@ -14,7 +14,7 @@ from carbonopt.export.copies import copies
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.trial_spec import TrainingSpec
 from carbonopt.spec.workload_settings import Workload
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.rank_main import run_trial
 from carbonopt.train.tasks import task

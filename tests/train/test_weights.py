@@ -44,9 +44,9 @@ from transformers import (
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Model
-from carbonopt.study.model_questions import Answers
-from carbonopt.study.study_file import parse_study
-from carbonopt.study.weight_files import check_weights as check_studies
+from carbonopt.study_file.model_questions import Answers
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.weight_files import check_weights as check_studies
 from carbonopt.train import rewards
 from carbonopt.train.models import weights
 from carbonopt.train.models.model import model_config, parameter_count, with_lora

@@ -34,7 +34,7 @@ from carbonopt.export.model_card import card_of
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.trial_spec import Prepared
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 from carbonopt.train.data.examples import open_arrays
 from carbonopt.train.tasks.task import task_for
 

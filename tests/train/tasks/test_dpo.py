@@ -22,7 +22,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 from carbonopt.train.data.examples import ExampleMicroBatches
 from carbonopt.train.data.packing import IGNORED, Division
 from carbonopt.train.data.pair_rows import PreferenceExamples

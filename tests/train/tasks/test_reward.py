@@ -27,7 +27,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.trial_spec import Prepared
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 from carbonopt.train.data.pair_rows import PairExamples
 from carbonopt.train.data.rows import file_rows
 from carbonopt.train.prepare import PrepareSpec, prepare

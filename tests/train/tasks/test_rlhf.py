@@ -30,8 +30,8 @@ from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.launch_settings import LocalLaunch
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
+from carbonopt.study_file.study_checks import check
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.rewards import load_rewards
 from carbonopt.train.tasks.rlhf import RewardSource

@@ -28,9 +28,9 @@ from carbonopt.core.events import Evaluated
 from carbonopt.export.recorded import recorded
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.study.input_files import input_files
-from carbonopt.study.study_checks import check
-from carbonopt.study.study_file import load_study, parse_study
+from carbonopt.study_file.input_files import input_files
+from carbonopt.study_file.reader import load_study, parse_study
+from carbonopt.study_file.study_checks import check
 from carbonopt.train.data.packing import IGNORED
 from carbonopt.train.data.source_target import SourceTarget, encode
 from carbonopt.train.data.tokens import _bytes, complete

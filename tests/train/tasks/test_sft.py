@@ -19,7 +19,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PERPLEXITY
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 from carbonopt.train.data.packing import IGNORED
 from carbonopt.train.tasks.task import task_for
 

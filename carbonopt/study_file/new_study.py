@@ -13,8 +13,8 @@ from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import is_folder
 from carbonopt.core.format import quoted_names
 from carbonopt.core.quality import QUALITIES
-from carbonopt.study.study_checks import CheckedStudy, check
-from carbonopt.study.study_file import load_study
+from carbonopt.study_file.reader import load_study
+from carbonopt.study_file.study_checks import CheckedStudy, check
 from carbonopt.train.data.data_look import DataLook, DataSource
 
 FROM_CONFIG = "from_config"

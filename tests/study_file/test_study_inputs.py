@@ -12,13 +12,13 @@ from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Durations, TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import InputFile
-from carbonopt.study.input_files import (
+from carbonopt.study_file.input_files import (
     check_unchanged,
     input_files,
     with_sha256,
     workload_fingerprint,
 )
-from carbonopt.study.study_file import parse_study
+from carbonopt.study_file.reader import parse_study
 
 
 def never() -> bool:

@@ -7,8 +7,8 @@ from carbonopt.core.errors import CarbonoptError
 from carbonopt.core.units import BYTES_PER_GIB
 from carbonopt.spec.model_memory import MemoryAnswer, MemorySpec
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.study.answer_cache import CachedAnswer
-from carbonopt.study.model_questions import Answers
+from carbonopt.study_file.answer_cache import CachedAnswer
+from carbonopt.study_file.model_questions import Answers
 
 
 def ask_memory(

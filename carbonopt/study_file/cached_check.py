@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.core.files import parsed_json
-from carbonopt.study.answer_cache import CachedAnswer
-from carbonopt.study.model_questions import About, Answers
+from carbonopt.study_file.answer_cache import CachedAnswer
+from carbonopt.study_file.model_questions import About, Answers
 
 
 @dataclass(frozen=True)

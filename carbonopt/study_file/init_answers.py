@@ -18,7 +18,7 @@ from carbonopt.core.refusals import first_error, hint
 from carbonopt.core.values import Scalar
 from carbonopt.spec.carbon_settings import Carbon
 from carbonopt.spec.target_settings import TargetSettings
-from carbonopt.study.new_study import FROM_CONFIG, ModelChoice, UsersData, flow
+from carbonopt.study_file.new_study import FROM_CONFIG, ModelChoice, UsersData, flow
 from carbonopt.train.data.data_look import (
     HUB_NAME,
     ColumnUnknown,

@@ -36,7 +36,7 @@ from carbonopt.spec.pipeline_file import Pipeline
 from carbonopt.spec.space_settings import Choices, Range, Space
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.workload_settings import Workload
-from carbonopt.study.study_file import PATH_LISTS, PIECES, READ_FILES
+from carbonopt.study_file.reader import PATH_LISTS, PIECES, READ_FILES
 from carbonopt.train.tasks.task import TASKS, task_class
 
 Json = dict[str, Any]

@@ -16,7 +16,7 @@ import carbonopt
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import is_folder, read_text, write_bytes
 from carbonopt.engines.process.extensions import cache_folder
-from carbonopt.study.model_questions import About
+from carbonopt.study_file.model_questions import About
 
 Answer = TypeVar("Answer")
 

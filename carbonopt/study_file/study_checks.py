@@ -29,8 +29,8 @@ from carbonopt.spec.trial_spec import Prepared
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.pipeline_storage import read_study
 from carbonopt.storage.study_storage import StudyStorage
-from carbonopt.study.input_files import input_files, workload_fingerprint
-from carbonopt.study.notifications import addresses
+from carbonopt.study_file.input_files import input_files, workload_fingerprint
+from carbonopt.study_file.notify_addresses import addresses
 from carbonopt.train.data.rows import check_columns, unread_columns
 from carbonopt.train.tasks.task import Task, task_for
 

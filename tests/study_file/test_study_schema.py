@@ -22,9 +22,9 @@ from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.field_meanings import field_meanings
 from carbonopt.spec.launch_settings import SlurmLaunch
 from carbonopt.spec.space_settings import UnchosenSpace
-from carbonopt.study.study_file import load_study
-from carbonopt.study.study_schema import schema_text, study_schema
-from carbonopt.study.yaml_file import read_yaml
+from carbonopt.study_file.reader import load_study
+from carbonopt.study_file.study_schema import schema_text, study_schema
+from carbonopt.study_file.yaml_file import read_yaml
 from carbonopt.train.tasks.task import TASKS, task_class
 
 ROOT = Path(__file__).parents[2]

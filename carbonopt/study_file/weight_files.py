@@ -6,9 +6,9 @@ from pathlib import Path
 
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.workload_settings import REWARDS
-from carbonopt.study.answer_cache import CachedAnswer
-from carbonopt.study.cached_check import CachedCheck
-from carbonopt.study.model_questions import Answers
+from carbonopt.study_file.answer_cache import CachedAnswer
+from carbonopt.study_file.cached_check import CachedCheck
+from carbonopt.study_file.model_questions import Answers
 
 _KEYS = ("model", *REWARDS)
 

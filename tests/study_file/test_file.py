@@ -8,8 +8,8 @@ import yaml
 from commands import refusal, within
 
 from carbonopt.core.errors import BadInput
-from carbonopt.study.study_file import PipelineFile, load_study
-from carbonopt.study.yaml_file import read_yaml
+from carbonopt.study_file.reader import PipelineFile, load_study
+from carbonopt.study_file.yaml_file import read_yaml
 
 
 def written(path: Path, text: str) -> Path:

@@ -9,11 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from carbonopt.core.errors import BadInput, CarbonoptError
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.study.answer_cache import CachedAnswer
-from carbonopt.study.memory_estimate import ask_memory
-from carbonopt.study.model_questions import Answers
-from carbonopt.study.weight_files import check_weights, has_unchecked_weights
-from carbonopt.study.workload_keys import check_library_keys, has_unchecked_keys
+from carbonopt.study_file.answer_cache import CachedAnswer
+from carbonopt.study_file.memory_estimate import ask_memory
+from carbonopt.study_file.model_questions import Answers
+from carbonopt.study_file.weight_files import check_weights, has_unchecked_weights
+from carbonopt.study_file.workload_keys import check_library_keys, has_unchecked_keys
 
 GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 256}
 

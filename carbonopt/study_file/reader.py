@@ -24,7 +24,7 @@ from carbonopt.spec.pipeline_file import Pipeline, PipelineStep
 from carbonopt.spec.space_settings import AUTO, Choices, Range, Space, UnchosenSpace
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.workload_settings import Workload
-from carbonopt.study.yaml_file import MAX_MIB, YamlFile, read_yaml, yaml_text
+from carbonopt.study_file.yaml_file import MAX_MIB, YamlFile, read_yaml, yaml_text
 from carbonopt.train.tasks.task import task_class
 
 # Keys whose value may be the path of a file with the content, so that several studies can share it.

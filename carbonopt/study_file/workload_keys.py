@@ -3,9 +3,9 @@
 import json
 
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.study.answer_cache import CachedAnswer
-from carbonopt.study.cached_check import CachedCheck
-from carbonopt.study.model_questions import Answers
+from carbonopt.study_file.answer_cache import CachedAnswer
+from carbonopt.study_file.cached_check import CachedCheck
+from carbonopt.study_file.model_questions import Answers
 
 
 def check_library_keys(config: StudyConfig, answers: Answers) -> None:
