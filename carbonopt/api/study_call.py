@@ -22,7 +22,7 @@ from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.folder import HeldFolder, own_folder
 from carbonopt.storage.paths import StudyPaths
-from carbonopt.storage.study_storage import written
+from carbonopt.storage.storage_errors import written
 from carbonopt.study.already_done import ended_study
 from carbonopt.study.local_workers import LocalWorker, LocalWorkers, forked_workers, printed_to
 from carbonopt.study.notifications import Notifications

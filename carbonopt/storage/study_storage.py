@@ -3,34 +3,24 @@
 The storage is the only source: everything that a report needs is written and read here.
 """
 
-import functools
 import json
-import re
-import sqlite3
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
-from pydantic import ValidationError
 from sqlalchemy import Connection, select, text
-from sqlalchemy.exc import SQLAlchemyError
 
-from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, CarbonoptError, StudyInterrupted
-from carbonopt.core.evaluations import StoredEvaluations
-from carbonopt.core.files import is_folder, parsed_json
+from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.format import count_text
 from carbonopt.core.quality import Target
-from carbonopt.core.refusals import first_error
-from carbonopt.core.trial import QualityResult, StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import StopReason, TrialRecord, TrialState
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import (
     CarbonTrace,
@@ -45,24 +35,25 @@ from carbonopt.storage import workers
 from carbonopt.storage.folder import is_locked
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.storage.reconnecting_storage import ReconnectingStorage, UnfinishedTrials
-from carbonopt.storage.url import RESTORE, first_line, stored_pointer, what_is_wrong
+from carbonopt.storage.storage_errors import readable
+from carbonopt.storage.stored_records import (
+    COST,
+    PROBE,
+    input_files,
+    parsed_record,
+    probes,
+    sessions,
+    with_records,
+    with_stored_evaluations,
+)
+from carbonopt.storage.url import RESTORE, stored_pointer
 from carbonopt.storage.workers import KnownWorker
 
-COST = "emissions_kg_co2e"  # the first objective; the second one is the target's quality
 CONSTRAINT = "shortfall of the target"  # feasible at 0 and below (see `Target.shortfall`)
 # Attributes of a trial that repeats another trial's configuration.
-REPEAT_OF, SEED = (
-    "repeat of",
-    "seed",
-)
-_PROBE = "probe "  # prefix of a study's attributes for probes, followed by the probe's number
+REPEAT_OF, SEED = "repeat of", "seed"
 _ID = "id"  # a study's attribute
 _CHECKPOINT = "checkpoint"  # a trial's attribute
-# The evaluations in a record's JSON, as Optuna writes it. Within a text, a quotation mark would
-# follow a backslash; so the list is that of the record's key, and ends before its next key.
-_EVALUATIONS = re.compile(
-    r', "evals": (\[[^\]]*(?:\](?!, "[a-z0-9_]+": |\}$)[^\]]*)*\])(?=, "[a-z0-9_]+": |\}$)'
-)
 # Violation of a trial whose quality is unknown: 10 on the quality's scale, which is logarithmic for
 # a perplexity, so that e^10 times the target violates it as much.
 WORST_VIOLATION = 10.0
@@ -125,7 +116,7 @@ class StudyStorage:
     @classmethod
     def load(cls, storage: ReconnectingStorage, name: str) -> "StudyStorage | None":
         """Load a study by its name; return None if there is none, or `create` was killed in it."""
-        with _readable(f"study {name!r}"):
+        with readable(f"study {name!r}"):
             if name not in optuna.get_all_study_names(storage):
                 return None
             study = cls(storage, name)
@@ -186,7 +177,7 @@ class StudyStorage:
     @staticmethod
     def _is_new(storage: ReconnectingStorage) -> bool:
         """Return whether no study of a storage has begun, as where a call ended before that."""
-        with _readable("the storage"):
+        with readable("the storage"):
             return not any(
                 storage.get_n_trials(study._study_id) for study in storage.get_all_studies()
             )
@@ -195,7 +186,7 @@ class StudyStorage:
     def _names(storage: ReconnectingStorage, paths: StudyPaths) -> list[str]:
         """Return the names of carbonopt's studies that a folder's storage holds for it."""
         pointer = stored_pointer(paths)
-        with _readable(str(paths.root)):
+        with readable(str(paths.root)):
             studies = [study for study in storage.get_all_studies() if "config" in study.user_attrs]
         return [
             study.study_name
@@ -239,7 +230,7 @@ class StudyStorage:
         With `joins`, `launch` may differ, for a worker that brings devices of its own, but not the
         number of a trial's ranks.
         """
-        with _readable(f"study {config.name!r}"):
+        with readable(f"study {config.name!r}"):
             is_ours = "config" in self.study.user_attrs
         if not is_ours:
             raise BadInput(
@@ -319,7 +310,7 @@ class StudyStorage:
 
     def set_probe(self, record: TrialRecord) -> None:
         """Store a probe's record under its number; called repeatedly while the probe runs."""
-        self.study.set_user_attr(f"{_PROBE}{record.trial}", record.as_json())
+        self.study.set_user_attr(f"{PROBE}{record.trial}", record.as_json())
 
     def workers(self) -> frozenset[str]:
         """Return the names of the live workers."""
@@ -327,7 +318,7 @@ class StudyStorage:
 
     def living_workers(self) -> tuple[KnownWorker, ...]:
         """Return the live workers, without changing the storage."""
-        with _readable(f"study {self.study.study_name!r}"):
+        with readable(f"study {self.study.study_name!r}"):
             return workers.living(self._storage, self.study.study_name)
 
     def version(self) -> int | None:
@@ -338,7 +329,7 @@ class StudyStorage:
         engine = self._storage.engine
         if engine.dialect.name != "sqlite":
             return None
-        with _readable(f"study {self.study.study_name!r}"):
+        with readable(f"study {self.study.study_name!r}"):
             if self._connection is None:  # the number is that of one connection
                 self._connection = engine.connect()
             return int(self._connection.execute(text("PRAGMA data_version")).scalar_one())
@@ -352,7 +343,7 @@ class StudyStorage:
 
         Optuna, which parses the records for `read`, takes the last of equal keys.
         """
-        return self._read_records(_parsed_record)
+        return self._read_records(parsed_record)
 
     def read_for_answer(self) -> StudyData:
         """Read the study for a few questions.
@@ -360,27 +351,14 @@ class StudyStorage:
         The evaluations of a trial are parsed when they are first asked for; only then a damaged one
         is found. Everything else is as `read_checked` says.
         """
-        return self._read_records(self._with_stored_evaluations)
+        return self._read_records(
+            lambda text, number: with_stored_evaluations(text, number, self.study.study_name)
+        )
 
     def _read_records(self, parse: Callable[[str, int], Any]) -> StudyData:
-        with _readable(f"study {self.study.study_name!r}"):
+        with readable(f"study {self.study.study_name!r}"):
             trials = self._storage.trials_with(self.study._study_id, "record", parse)
         return self.snapshot(trials=trials).data
-
-    def _with_stored_evaluations(self, text: str, number: int) -> Any:
-        """Return a record from its JSON, whose evaluations are parsed when they are asked for."""
-        evaluations = _EVALUATIONS.search(text)
-        if evaluations is None:  # written by another program
-            return _parsed_record(text, number)
-        record = _parsed_record(
-            f"{text[: evaluations.start(1)]}[]{text[evaluations.end(1) :]}", number
-        )
-        whose = f"the storage of study {self.study.study_name!r}, trial {number},"
-        quality = QualityResult(**record["quality"])
-        is_complete = record.get("state") == TrialState.COMPLETE
-        end = quality.known_end(record.get("total_steps")) if is_complete else None
-        stored = StoredEvaluations(evaluations.group(1), quality.of, whose, end)
-        return {**record, "evals": stored}
 
     def snapshot(
         self, living: Collection[str] | None = None, trials: list[FrozenTrial] | None = None
@@ -394,7 +372,7 @@ class StudyStorage:
         Raises:
             BadInput: if the stored data is not what carbonopt writes.
         """
-        with _readable(f"study {self.study.study_name!r}"):
+        with readable(f"study {self.study.study_name!r}"):
             living = self.workers() if living is None else living
             known = self._ended if trials is None else {}
             attributes, trials = self.study.user_attrs, self._trials if trials is None else trials
@@ -405,17 +383,17 @@ class StudyStorage:
                 config=StudyConfig.model_validate(attributes["config"]),
                 id=attributes.get(_ID),
                 records=(),
-                sessions=_sessions(attributes),
-                probes=_probes(attributes, living),
+                sessions=sessions(attributes),
+                probes=probes(attributes, living),
                 provenance=Provenance.model_validate(attributes["provenance"]),
                 prepared=None if prepared is None else Prepared(**prepared),
                 trace=None if trace is None else CarbonTrace.model_validate_json(trace),
-                inputs=None if inputs is None else _input_files(inputs),
+                inputs=None if inputs is None else input_files(inputs),
                 planned_start=attributes.get("planned start"),
                 ended=attributes.get("ended"),
                 ended_by_budget=attributes.get("ended by budget", False),
             )
-            return Snapshot(_with_records(data, trials, living, known), trials)
+            return Snapshot(with_records(data, trials, living, known), trials)
 
     def snapshot_after(self, last: Snapshot | None, living: Collection[str]) -> Snapshot:
         """Read the study as `snapshot` does; within a trial, only the records of those that run.
@@ -428,7 +406,7 @@ class StudyStorage:
         Raises:
             BadInput: if the stored data is not what carbonopt writes.
         """
-        with _readable(f"study {self.study.study_name!r}"):
+        with readable(f"study {self.study.study_name!r}"):
             found = self._storage.unfinished(self.study._study_id, "record")
             before = None if last is None else last.unfinished
             if last is None or before is None or not found.differs_in_texts_alone(before):
@@ -439,7 +417,7 @@ class StudyStorage:
             for number, text in found.texts.items():
                 if text is not None and text != before.texts[number]:
                     last.trials[number].set_user_attr("record", json.loads(text))
-            data = _with_records(last.data, last.trials, living, self._ended)
+            data = with_records(last.data, last.trials, living, self._ended)
             return Snapshot(data, last.trials, found)
 
     @property
@@ -518,7 +496,7 @@ class StudyStorage:
         ]
         stored = self.study.user_attrs if interrupted else {}
         for probe in interrupted:
-            if probe.as_json() != stored[f"{_PROBE}{probe.trial}"]:
+            if probe.as_json() != stored[f"{PROBE}{probe.trial}"]:
                 self.set_probe(probe)
         return self.snapshot(living) if left else seen
 
@@ -536,7 +514,7 @@ def check_folder_is_free(
         name: the study's name.
         noted_study: the study that the folder has noted, as `storage_place` returns it.
     """
-    with _readable(str(paths.root)):
+    with readable(str(paths.root)):
         held = optuna.get_all_study_names(storage)
     there = [noted_study] if noted_study is not None else held if paths.storage.exists() else []
     if there and name not in there:
@@ -549,7 +527,7 @@ def check_folder_is_free(
     if left:
         lost = f"{paths.root} holds {left[0]} of a study, but its storage has no study {name!r}"
         raise BadInput(f"{lost}; restore the storage from a copy, or give another folder.")
-    with _readable(str(paths.root)):
+    with readable(str(paths.root)):
         _check_studies_are_whole(storage)
 
 
@@ -565,76 +543,6 @@ def _check_studies_are_whole(storage: ReconnectingStorage) -> None:
             left = select(part.study_id).where(part.study_id.not_in(studies)).limit(1)
             if connection.execute(left).first() is not None:
                 raise BadInput(f"{part.__tablename__} has rows of a study that is not there")
-
-
-def _parsed_record(text: str, number: int) -> Any:
-    """Parse a record's JSON; raise BadInput if it is none, or has a key twice."""
-    try:
-        return parsed_json(text)
-    except ValueError as error:
-        raise BadInput(f"trial {number}: its record can't be read: {first_line(error)}") from error
-
-
-@contextmanager
-def _readable(whose: str) -> Iterator[None]:
-    """Turn errors of reading within the context into BadInput, as they mean a damaged storage.
-
-    SQLite, Optuna and pydantic have errors of their own for it.
-    """
-    try:
-        yield
-    except (
-        optuna.exceptions.OptunaError, SQLAlchemyError, BadInput,
-        ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
-        ValueError,
-    ) as error:  # fmt: skip
-        cause = (
-            error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-        )
-        if isinstance(cause, SQLAlchemyError):
-            raise BadInput(f"the storage of {whose} {what_is_wrong(cause)}.") from error
-        raise BadInput(
-            f"the storage of {whose} is damaged: {_reason(error)}; {RESTORE}."
-        ) from error
-
-
-@contextmanager
-def written(whose: Path) -> Iterator[None]:
-    """Turn errors of writing within the context into CarbonoptError.
-
-    They mean no damage, but a full disk or a missing server. All that was stored before stays,
-    unless somebody has removed the study's folder.
-    """
-    try:
-        yield
-    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
-        if not is_folder(whose):
-            raise CarbonoptError(
-                f"{whose} was removed while carbonopt worked in it, with what it held; the same"
-                " command begins a new study."
-            ) from error
-        said: BaseException = error
-        while said.__cause__ is not None:  # down to the error of the database's driver
-            said = said.__cause__
-        why = (
-            f"the storage of {whose} can't be written to ({' '.join(str(said).split())}); when it"
-            " can,"
-        )
-        if getattr(said, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
-            why = f"no space left for the storage of {whose}; make room and"
-        raise CarbonoptError(f"{why} type the same command again.") from error
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        return first_error(error).removesuffix(".")
-    if isinstance(error, BadInput):
-        return first_line(error)
-    if isinstance(error, RecursionError):
-        return "a value in it is nested too deeply"
-    if not str(error).strip():
-        return f"a value in it is impossible ({type(error).__name__})"
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def violation(record: TrialRecord, target: Target) -> float:
@@ -653,162 +561,6 @@ def violation(record: TrialRecord, target: Target) -> float:
     if record.stop_reason == StopReason.TARGET:
         shortfall = max(shortfall, 1e-6)
     return min(shortfall, WORST_VIOLATION)
-
-
-@functools.lru_cache(maxsize=1)
-def _input_files(noted: str) -> tuple[InputFile, ...]:
-    """Parse the stored input files, once for all reads of the study: a folder can have many."""
-    return tuple(InputFile(**file) for file in json.loads(noted))
-
-
-def _with_records(
-    data: StudyData,
-    trials: Sequence[FrozenTrial],
-    living: Collection[str],
-    known: dict[int, TrialRecord],
-) -> StudyData:
-    """Return a study with the records of its trials.
-
-    Those of finished trials are taken from `known`, by number, and put there when all are checked.
-    """
-    records = _records(trials, data.config, living, known)
-    read_now = tuple(own for own in records if own is not known.get(own.trial))
-    StudyData(**{**dict(data), "records": read_now})  # checks them, once
-    known.update((own.trial, own) for own in read_now if trials[own.trial].state.is_finished())
-    return data.model_copy(update={"records": records})
-
-
-def _records(
-    trials: Sequence[FrozenTrial],
-    config: StudyConfig,
-    living: Collection[str],
-    known: Mapping[int, TrialRecord],
-) -> tuple[TrialRecord, ...]:
-    """Return the records of all trials that were begun; those in `known`, by number, from there.
-
-    Raises BadInput if a trial is missing, without which another one may be recommended, or if a
-    trial's parameters are missing.
-    """
-    if missing := sorted(set(range(len(trials))) - {trial.number for trial in trials}):
-        raise BadInput(f"trial {missing[0]} is missing")
-    records, free = [], config.search.space.free().keys()
-    for trial in trials:
-        if (record := known.get(trial.number)) is None:
-            if trial.state.is_finished() and not free <= trial.params.keys():
-                raise BadInput(f"trial {trial.number} has lost its parameters")
-            if (record := _record(trial, living)) is None:
-                continue
-            if record.repeat_of is not None and record.repeat_of >= len(trials):
-                raise BadInput(
-                    f"trial {record.trial} repeats trial {record.repeat_of}, which is not there"
-                )
-        records.append(record)
-    return tuple(records)
-
-
-def _record(trial: FrozenTrial, living: Collection[str]) -> TrialRecord | None:
-    """Return the record of a trial; None if it is queued, or has only just begun."""
-    attribute = trial.user_attrs.get("record")
-    if attribute is None:
-        if trial.state.is_finished():
-            raise BadInput(f"trial {trial.number} has ended, but has no record")
-        return None
-    try:
-        record = TrialRecord.from_json(attribute)
-    except ValidationError as error:
-        raise BadInput(f"trial {trial.number}: {_reason(error)}") from error
-    if record.trial != trial.number:
-        raise BadInput(f"trial {trial.number} has the record of trial {record.trial}")
-    for name, value in trial.params.items():
-        if (recorded := record.params.value(name)) != value:
-            raise BadInput(
-                f"trial {trial.number} ran {name} {value}, but its record says {recorded}"
-            )
-    if trial.state.is_finished():
-        _check_ended(record, trial)
-    return _as_ended(record, living)
-
-
-def _sessions(attributes: Mapping[str, Any]) -> tuple[SessionLedger, ...]:
-    """Return the sessions' ledgers in the order in which the sessions began."""
-    ledgers = (
-        SessionLedger(**ledger)
-        for key, ledger in sorted(attributes.items())
-        if key.startswith("session ")
-    )
-    return tuple(sorted(ledgers, key=lambda ledger: ledger.started_at))
-
-
-def _probes(attributes: Mapping[str, Any], living: Collection[str]) -> tuple[TrialRecord, ...]:
-    """Return the probes' records by number; raise BadInput for a damaged record."""
-    stored = {key: record for key, record in attributes.items() if key.startswith(_PROBE)}
-    probes = (_as_ended(_probe(key, record), living) for key, record in stored.items())
-    return tuple(sorted(probes, key=lambda record: record.trial))
-
-
-def _probe(key: str, stored: Any) -> TrialRecord:
-    try:
-        record = TrialRecord.from_json(stored)
-    except (ValidationError, AttributeError, LookupError, TypeError) as error:
-        raise BadInput(f"{key}: {_reason(error)}") from error
-    if key != f"{_PROBE}{record.trial}":
-        raise BadInput(f"{key} has the record of probe {record.trial}")
-    if record.state is TrialState.COMPLETE or (
-        record.stop_reason is StopReason.PROBE and record.energy_kwh is None
-    ):
-        raise BadInput(
-            f"{key} can't have ended as its record says ({record.state.value}, without energy_kwh)"
-        )
-    return record
-
-
-def _as_ended(record: TrialRecord, living: Collection[str]) -> TrialRecord:
-    """Return a record, changed to interrupted if its trial runs but its worker doesn't."""
-    if record.state == TrialState.RUNNING and record.worker not in living:
-        return record.model_copy(
-            update={"state": TrialState.FAILED, "stop_reason": StopReason.INTERRUPTED}
-        )
-    return record
-
-
-def _check_ended(record: TrialRecord, trial: FrozenTrial) -> None:
-    """Raise BadInput if a finished trial's record and Optuna's trial don't agree.
-
-    They must have the same final state, and for a complete trial the same values to rank it by.
-    """
-    complete = trial.state == OptunaState.COMPLETE
-    if record.state == TrialState.RUNNING or complete != (record.state == TrialState.COMPLETE):
-        raise BadInput(
-            f"trial {record.trial} has ended otherwise than its record says ({record.state.value})"
-        )
-    if complete and trial.values is None:
-        raise BadInput(f"trial {record.trial} has lost its values")
-    if complete and record.energy_kwh is None:
-        raise BadInput(f"trial {record.trial} is complete, but its record has no energy_kwh")
-    if complete:
-        _check_last_evaluation(record)
-    if record.stop_reason is StopReason.TARGET and not record.evals:
-        raise BadInput(f"trial {record.trial} was stopped for its target, but has no evals")
-    recorded = ((COST, record.emissions_kg_co2e), (record.quality.name, record.value))
-    for (name, value), ranked_by in zip(recorded, trial.values or (), strict=False):
-        if value != ranked_by:
-            raise BadInput(
-                f"trial {record.trial} was ranked by {name} {ranked_by}, but its record has {value}"
-            )
-
-
-def _check_last_evaluation(record: TrialRecord) -> None:
-    """Raise BadInput if a complete trial's last evaluation isn't the one of its quality.
-
-    StoredEvaluations are checked when they are read.
-    """
-    if not record.evals:
-        raise BadInput(f"trial {record.trial} is complete, but its record has no evals")
-    if not isinstance(record.evals, StoredEvaluations):
-        try:
-            record.quality.known_end(record.total_steps).check(record.evals[-1])
-        except ValueError as error:
-            raise BadInput(f"trial {record.trial}: {error}") from error
 
 
 def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:

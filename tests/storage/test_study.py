@@ -27,9 +27,9 @@ from carbonopt.search.strategy import Strategy
 from carbonopt.space.search_space import SearchSpace
 from carbonopt.spec.study_data import StudyData
 from carbonopt.storage.paths import StudyPaths
+from carbonopt.storage.stored_records import COST
 from carbonopt.storage.study_storage import (
     CONSTRAINT,
-    COST,
     WORST_VIOLATION,
     StudyStorage,
     _first_difference,
