@@ -98,7 +98,7 @@ def on_list(table: listed.Table, sampler: str, seed: int) -> Iterator[Trial]:
 def optunas(name: str, table: listed.Table, seed: int) -> Iterator[listed.Step]:
     """One of Optuna's samplers, see `listed.asked`. Runs that diverge are told as failed."""
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=OTHERS[name](seed))
-    for run, seconds in listed.asked(study, table):
+    for run, seconds, attributes in listed.asked(study, table):
         ended = listed.played(run, math.inf, listed.never)
         if ended.state == "complete":
             study.add_trial(
@@ -106,6 +106,7 @@ def optunas(name: str, table: listed.Table, seed: int) -> Iterator[listed.Step]:
                     params=ended.run.params,
                     distributions=table.distributions,
                     values=[math.log(ended.run.energy_j), ended.run.nll],
+                    system_attrs=attributes,
                 )
             )
         yield ended, seconds

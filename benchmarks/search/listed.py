@@ -283,11 +283,13 @@ def played(run: Run, cap_j: float, prunes: Prunes) -> Trial:
     return Trial(run, run.energy_j, tuple(seen), "complete")
 
 
-def asked(study: optuna.Study, table: Table) -> Iterator[tuple[Run, float]]:
-    """Yield each run once, as a sampler of Optuna's asks for them, and the seconds of a proposal.
+def asked(study: optuna.Study, table: Table) -> Iterator[tuple[Run, float, dict[str, Any]]]:
+    """Yield each run once, as a sampler of Optuna's asks for them, the seconds of a proposal, and
+    the system attributes of the proposed trial.
 
     A sampler proposes any values; the nearest run that is left stands in for them, and what was
-    proposed is told as failed.
+    proposed is told as failed. The run's own trial must have the system attributes: by them NSGA-II
+    knows its generations, and without them it draws at random for ever.
     """
     rows = np.array([table.place(run.params) for run in table.runs])
     left = list(range(len(rows)))
@@ -296,8 +298,8 @@ def asked(study: optuna.Study, table: Table) -> Iterator[tuple[Run, float]]:
         proposed = study.ask(table.distributions)
         seconds = time.perf_counter() - began
         index = left.pop(int(((rows[left] - table.place(proposed.params)) ** 2).sum(1).argmin()))
-        study.tell(proposed, state=TrialState.FAIL)
-        yield table.runs[index], seconds
+        told = study.tell(proposed, state=TrialState.FAIL)
+        yield table.runs[index], seconds, told.system_attrs
 
 
 Step = tuple[Trial, float]  # a trial, and how many seconds its proposal took

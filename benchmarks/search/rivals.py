@@ -85,7 +85,7 @@ def optunas(name: str, table: Table, target_nll: float, seed: int) -> Iterator[S
     """
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=INNER[name](seed=seed))
     cap_j = math.inf
-    for run, seconds in asked(study, table):
+    for run, seconds, _ in asked(study, table):
         ended = played(run, cap_j, never)
         if ended.state == "complete":
             study.add_trial(table.told(run, target_nll))

@@ -304,3 +304,16 @@ def test_a_front_is_found_in_a_list_of_runs(sampler: str, grown: Path) -> None:
     result = front.search(grown, sampler, 0)
     assert result["trials"] == 24 and result["by_trials"] == pytest.approx(1.0)
     assert result["energy_share"] == pytest.approx(1.0) and result["over_lowest"] == 0.0
+
+
+def test_generations_of_runs_that_stand_in_for_proposals_are_known(grown: Path) -> None:
+    import front
+    import listed
+
+    table = listed.Table(grown)
+    orders = [
+        [table.runs.index(trial.run) for trial, _ in front.optunas(name, table, 0)]
+        for name in ("random", "nsga2")
+    ]
+    assert orders[0][:10] == orders[1][:10], "the first generation is drawn at random"
+    assert orders[0] != orders[1]
