@@ -18,9 +18,10 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: .venv/installed-dev
 	$(PYTEST) -m "not slow"
 
-# One call: each of pytest's four processes takes 10 s of CPU time to import and collect the tests.
+# No more calls than needed: each of pytest's four processes takes 10 s of CPU time to import and collect the tests.
 test-all: .venv/installed-dev
-	$(PYTEST)
+	$(PYTEST) -m "not timed"
+	$(PYTEST) --dist load -m timed
 
 check: lint types test-all
 

@@ -8,7 +8,7 @@ from test_script_phases import assert_seconds, timed
 from carbonopt.core.trial import TrialState
 
 # Each test takes seconds of real time.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 # The hooks in the order in which Trainer.fit calls them, without lightning, which takes seconds to
 # import.

@@ -20,7 +20,7 @@ from carbonopt.search.cap import may_stop_early
 from carbonopt.study.phases import SHORTEST_S, TrialPhases
 
 # Each test takes seconds of real time.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 BEGIN = "import time\nimport carbonopt.script as carbon\nwait = time.sleep\n"
 NODE = Node(name="here", devices=("cpu",))

@@ -10,7 +10,7 @@ from test_script_phases import assert_seconds, timed
 from carbonopt.core.trial import TrialState
 
 # Each test takes seconds of real time.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 # The hooks in the order in which Trainer.train calls them, each with the work that lies before it.
 HOOKS = """

@@ -11,6 +11,8 @@ import pytest
 from carbonopt.energy import cpu_time
 from carbonopt.energy.cpu_time import ProcessTree, StudyProcesses, busy_seconds, usable_cores
 
+pytestmark = pytest.mark.timed
+
 SPIN = "import time\nwhile time.process_time() < {s}: pass\n"
 
 

@@ -23,6 +23,8 @@ from carbonopt.energy.hardware import REINSTALL_NVML
 from carbonopt.energy.meter_reading import Reading, disagreement
 from carbonopt.energy.occupancy import gpus_now
 
+pytestmark = pytest.mark.timed
+
 TESTS = Path(__file__).resolve().parents[1]
 LOAD_AT_S, IDLE_W, LOAD_W = 28.0, 77.0, 690.0  # of GPU 0 in the recording
 RECORDED = "h200-counter.csv:0"
@@ -197,7 +199,7 @@ except StudyInterrupted as error:
     print(json.dumps([took_s, str(error), threading.active_count()]))
 """
     ((took_s, said, threads),) = with_gpus([300], script, tmp_path)
-    assert took_s < 6
+    assert took_s < 15
     assert threads == 1, "CodeCarbon has ended too"
     assert said == BEFORE_A_TRIAL
 

@@ -17,6 +17,8 @@ from carbonopt.energy.cpu_time import CpuTime, StudyProcesses, StudyTimes
 from carbonopt.energy.host_attribution import HostAttribution, HostShares, Powers
 from carbonopt.energy.machine_meter import MachineMeter
 
+pytestmark = pytest.mark.timed
+
 SPIN = "import time\nwhile time.process_time() < {s}: pass\n"
 MODELLED = Powers(cpu_w=80.0, ram_w=20.0)  # of four cores: 2 W idle and 20 W busy each
 

@@ -22,6 +22,8 @@ from carbonopt.energy.meter_reading import Reading
 from carbonopt.energy.pipeline_meter import PipelineMeter
 from carbonopt.energy.replay_meter import ReplayMeter
 
+pytestmark = pytest.mark.timed
+
 ROOT = Path(__file__).resolve().parents[2]
 GPU_HERE = shutil.which("nvidia-smi") is not None
 STRAY_CONFIG = """[codecarbon]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from energy.test_gpu_energy import with_gpus
 
+pytestmark = pytest.mark.timed
+
 HOLDERS = """
 import subprocess, threading
 from pathlib import Path

@@ -18,6 +18,8 @@ from carbonopt.report.sections.trial_conduct_section import caveats
 from carbonopt.report.study_view import StudyView
 from carbonopt.study.standstill import Standstill
 
+pytestmark = pytest.mark.timed
+
 STOPPED_S = 6.0
 # A trial that keeps a core busy for 3 s of its own, watched by a process that can be stopped.
 WATCHES = """
