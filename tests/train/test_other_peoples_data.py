@@ -100,6 +100,7 @@ def test_a_header_in_the_middle_is_refused_with_its_line(tmp_path, again):
         ("a.csv", b"text\tlabel\nx\ta\n", "by tabs"),
         ("a.csv", b"sep=,\ntext,label\nx,a\n", "first line"),
         ("a.csv", b"label, text\na,x\n", "spaces out of ' text'"),
+        ("a.tsv", b'label\ttext\na\t"Hello" said x\n', "double those within"),
         ("a.jsonl", b'[{"text": "x"}]', ".json file"),
         ("a.jsonl", '{"text": "x"}\n'.encode("utf-16"), "UTF-16"),
     ],
@@ -724,8 +725,18 @@ def test_labels_of_several_kinds_or_fractions_are_refused_with_their_row(tmp_pat
     ],
 )
 def test_labels_that_differ_in_spelling_alone_are_refused(tmp_path, label, other):
-    with pytest.raises(BadInput, match="in one way"):
+    with pytest.raises(BadInput, match="in one way") as refused:
         classes_of(tmp_path / "a.jsonl", [label, "else", other] * 3)
+    assert "rename one if they are two classes" in str(refused.value)
+
+
+@pytest.mark.parametrize(("label", "other"), [("1.1", "1.10"), ("Polish", "polish")])
+def test_two_classes_of_like_spelling_can_be_renamed(tmp_path, label, other):
+    with pytest.raises(BadInput) as refused:
+        classes_of(tmp_path / "a.jsonl", [label, other] * 3)
+    renamed = str(refused.value).rpartition("as in ")[2].removesuffix(".")
+    kept = {label, other} - {renamed.removesuffix(" (2)")}
+    assert set(classes_of(tmp_path / "b.jsonl", [*kept, renamed] * 3)) == {*kept, renamed}
 
 
 @pytest.mark.parametrize(

@@ -257,10 +257,14 @@ def _check_names(folder: Path, read: Collection[Path]) -> None:
         elif words & _TRAINING_WORDS and not (is_picture and path in read):
             found.setdefault(True, name)
     if len(found) == 2:
+        common = Path(os.path.commonpath(found.values()))
+        firsts = [path.relative_to(common).parts[0] for path in found.values()]
+        instead = "write train and validation in lower case, and unpack archives"
+        if common.parts and (folder / common).is_dir() and all(map(_has_split_word, firsts)):
+            instead = f"give the folder that holds them, {folder / common}"
         raise BadInput(
             f"{folder} must name its splits so that they are found, but {found[False]} would be for"
-            f" training as {found[True]} is; write train and validation in lower case, and unpack"
-            " archives."
+            f" training as {found[True]} is; {instead}."
         )
 
 
@@ -446,8 +450,12 @@ def _names_a_split(path: Path) -> bool:
     """
     if not path.is_file() or path.suffix.lower() in PICTURES:
         return False
-    words = set(re.split(r"[-._ 0-9]", path.name))
-    return bool(words & SPLIT_WORDS)
+    return _has_split_word(path.name)
+
+
+def _has_split_word(name: str) -> bool:
+    """Return whether the name of a file or folder has the name of a split as a word."""
+    return not SPLIT_WORDS.isdisjoint(re.split(r"[-._ 0-9]", name))
 
 
 def _tells_its_files(readme: Path) -> bool:

@@ -21,7 +21,7 @@ from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.class_names import ClassNames, all_names, merged, names_of, with_names
 from carbonopt.train.data.opened_files import data_suffix, file_bytes, open_text, readable
 from carbonopt.train.data.row_layout import RowEnds, check_no_header
-from carbonopt.train.data.swallowed_rows import SwallowedRows
+from carbonopt.train.data.swallowed_rows import QUOTES_REMEDY, SwallowedRows
 from carbonopt.train.failures import refused
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -397,7 +397,8 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
         while True:
             where = f"{path}, line {rows.line_num + 1}"
             with refused(
-                f"{where}: a quoted cell must end with a quote before a {delimiter!r}: {{}}.",
+                f"{where}: a quoted cell must end with a quote before a {delimiter!r}: {{}};"
+                f" {QUOTES_REMEDY}.",
                 csv.Error,
             ):
                 cells = next(rows, None)
@@ -572,8 +573,13 @@ def _missing_split(dataset: Dataset, split: str, present: Sequence[str]) -> str:
     if split != dataset.eval_split or dataset.train_split not in present:
         return f"{lacks}."
     aside = f"eval_split: {dataset.train_split} sets eval_fraction of that aside"
+    others = [other for other in present if other != dataset.train_split]
+    if others:
+        usual = [other for other in others if other in ("validation", "test")]
+        named = " or ".join(usual or others)
+        return f"{lacks}; eval_split: {named} takes that for evaluation; {aside}."
     folder = Path(str(name))
-    if len(present) == 1 and folder.is_dir() and (found := evaluation_name(folder)) is not None:
+    if folder.is_dir() and (found := evaluation_name(folder)) is not None:
         return (
             f"{lacks}. {found} looks like a part of another: name files so that they are one, such"
             " as train.csv and validation.csv, or have folders train and validation. If it is for"
