@@ -250,6 +250,81 @@ def test_what_is_no_list_of_messages_is_refused(value):
         chat_messages(Row({"m": value}, "row 1"), "m")
 
 
+CALL = {"type": "function", "function": {"name": "w", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "role", "content"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "assistant", ""),
+        ({"role": "assistant", "tool_calls": [CALL]}, "assistant", ""),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}]}, "user", "a"),
+        ({"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}, "user", "ab"),
+        ({"from": "human", "value": "a"}, "user", "a"),
+        ({"from": "gpt", "value": "a", "role": None}, "assistant", "a"),
+        ({"from": "system", "value": "a", "weight": None}, "system", "a"),
+    ],
+)
+def test_common_forms_of_messages_are_read(given, role, content):
+    (message,) = chat_messages(Row({"m": [given]}, "row 1"), "m").messages
+    assert (message["role"], message["content"]) == (role, content)
+    assert not {"from", "value"} & set(message)
+    pair = pair_of(Row({"c": [given, {"from": "gpt", "value": "b"}], "r": [
+        {"role": "assistant", "content": "c"}]}, "row 1"), None, "c", "r")  # fmt: skip
+    assert pair.chosen[0] == message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]},
+        {"from": "function_call", "value": "a"},
+        {"from": "gpt"},
+    ],
+)
+def test_messages_that_are_not_text_alone_are_refused(given):
+    with pytest.raises(BadInput, match=r"'m' must hold lists of messages, .* but row 1 has"):
+        chat_messages(Row({"m": [given]}, "row 1"), "m")
+
+
+def weighted(weight: object) -> list[dict]:
+    answers = [{"role": "assistant", "content": "Hello", "weight": weight}]
+    later = [{"role": "user", "content": "Bye"}, {"role": "assistant", "content": "Ciao"}]
+    return [{"role": "user", "content": "Hi"}, *answers, *later]
+
+
+@pytest.mark.parametrize(
+    ("weight", "learned"), [(0, ["Ciao"]), (1, ["Hello", "Ciao"]), (None, ["Hello", "Ciao"])]
+)
+def test_answers_with_a_weight_of_0_are_not_learned(weight, learned):
+    read = chat_messages(Row({"m": weighted(weight)}, "row 1"), "m")
+    assert responses(read, tokenizer(CHATML))[1] == [f"{text}<|im_end|>" for text in learned]
+    if weight == 0:
+        with pytest.raises(BadInput, match="row 1 has an answer that is not to be learned"):
+            responses(read, tokenizer(GENERATION))
+    else:
+        assert len(responses(read, tokenizer(GENERATION))[1]) == 2
+
+
+@pytest.mark.parametrize("weight", [0.5, 2, "0"])
+def test_other_weights_are_refused(weight):
+    with pytest.raises(BadInput, match=r"weight must be 0, .* but row 1 has"):
+        chat_messages(Row({"m": weighted(weight)}, "row 1"), "m")
+
+
+def test_a_prompt_of_messages_has_a_completion_of_messages_that_alone_is_learned():
+    *prompt, answer = weighted(None)
+    read = prompt_and_response(Row({"p": prompt, "c": [answer]}, "row 1"), "p", "c")
+    assert not read.are_texts
+    whole, runs = responses(read, tokenizer(CHATML))
+    assert runs == ["Ciao<|im_end|>"] and "Hello" in whole
+    for values in ({"p": "Hi", "c": [answer]}, {"p": prompt, "c": "Ciao"}):
+        with pytest.raises(BadInput, match="'p' and 'c' must both hold text, or both"):
+            prompt_and_response(Row(values, "row 1"), "p", "c")
+
+
 @pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
 def test_a_chat_to_be_answered_begins_once(written) -> None:
     """TRL and reward models let the tokenizer put its beginning before each prompt's text."""

@@ -6,6 +6,8 @@ import io
 import json
 import lzma
 import os
+import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -80,10 +82,7 @@ def pictures(folder: Path, **splits: str) -> tuple[list[str], list[str]]:
     rows = hub_rows(Dataset(name_or_path=str(folder), **splits), ("image", "label"))
     parts = (rows.train, rows.train if rows.evaluation is None else rows.evaluation)
     return tuple(
-        sorted(
-            f"{rows.names['label'][row.values['label']]}/{Path(row.values['image']['path']).name}"
-            for row in part
-        )
+        sorted(f"{row.values['label']}/{Path(row.values['image']['path']).name}" for row in part)
         for part in parts
     )
 
@@ -570,7 +569,7 @@ def test_classes_that_a_card_names_keep_their_names(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(f"---\ndataset_info: {{features: {features}}}\n---\n")
     (tmp_path / "train.csv").write_text("text,label\none,1\ntwo,0\n")
     rows = hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text", "label"))
-    assert [row.values["label"] for row in rows.train] == [1, 0]
+    assert [row.values["label"] for row in rows.train] == ["good", "bad"]
     assert rows.names == {"label": ["bad", "good"]}
 
 
@@ -591,3 +590,49 @@ def test_a_card_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
     with pytest.raises(BadInput, match="can't load the data set"):
         hub_rows(Dataset(name_or_path=str(tmp_path), eval_split="train"), ("text",))
+
+
+def write_table(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("text,label\na,x\nb,y\n")
+
+
+@pytest.mark.parametrize("name", ["eval.csv", "test.csv"])
+def test_another_split_is_advised_for_evaluation(name: str, tmp_path: Path) -> None:
+    write_table(tmp_path / "train.csv")
+    write_table(tmp_path / name)
+    with pytest.raises(BadInput) as refused:
+        read_labelled(LabelledDataset(name_or_path=str(tmp_path)))
+    (advised,) = re.findall(r"eval_split: (\w+) takes", str(refused.value))
+    assert advised == "test"
+    found = read_labelled(LabelledDataset(name_or_path=str(tmp_path), eval_split=advised))
+    assert (len(found.train.rows), len(found.evaluation.rows)) == (2, 2)
+
+
+@pytest.mark.parametrize("names", [("train.csv", "dev.csv"), ("train/a.csv", "validation/b.csv")])
+def test_splits_in_a_folder_within_are_named_by_it(names, tmp_path: Path) -> None:
+    for name in names:
+        write_table(tmp_path / "en" / name)
+    with pytest.raises(BadInput, match=f"give the folder .*, {tmp_path / 'en'}\\."):
+        read_labelled(LabelledDataset(name_or_path=str(tmp_path), eval_split="train"))
+    found = read_labelled(LabelledDataset(name_or_path=str(tmp_path / "en")))
+    assert (len(found.train.rows), len(found.evaluation.rows)) == (2, 2)
+
+
+def test_splits_in_upper_case_within_a_folder_are_to_be_renamed(tmp_path: Path) -> None:
+    for name in ("en/Train.csv", "en/Dev.csv"):
+        write_table(tmp_path / name)
+    with pytest.raises(BadInput, match="lower case"):
+        read_labelled(LabelledDataset(name_or_path=str(tmp_path), eval_split="train"))
+
+
+@pytest.mark.parametrize("names", [["data.zip"], ["train.zip", "test.zip"]])
+def test_classes_in_archives_are_to_be_unpacked(names: list[str], tmp_path: Path) -> None:
+    draw(tmp_path, "pictures/cat/1.png", "pictures/dog/2.png")
+    for name in names:
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for picture in ("cat/1.png", "dog/2.png"):
+                archive.write(tmp_path / "pictures" / picture, picture)
+    shutil.rmtree(tmp_path / "pictures")
+    with pytest.raises(BadInput, match=rf"{names[0]} must be unpacked"):
+        pictures(tmp_path, eval_split="train")

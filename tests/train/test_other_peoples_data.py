@@ -100,6 +100,7 @@ def test_a_header_in_the_middle_is_refused_with_its_line(tmp_path, again):
         ("a.csv", b"text\tlabel\nx\ta\n", "by tabs"),
         ("a.csv", b"sep=,\ntext,label\nx,a\n", "first line"),
         ("a.csv", b"label, text\na,x\n", "spaces out of ' text'"),
+        ("a.tsv", b'label\ttext\na\t"Hello" said x\n', "double those within"),
         ("a.jsonl", b'[{"text": "x"}]', ".json file"),
         ("a.jsonl", '{"text": "x"}\n'.encode("utf-16"), "UTF-16"),
     ],
@@ -724,8 +725,18 @@ def test_labels_of_several_kinds_or_fractions_are_refused_with_their_row(tmp_pat
     ],
 )
 def test_labels_that_differ_in_spelling_alone_are_refused(tmp_path, label, other):
-    with pytest.raises(BadInput, match="in one way"):
+    with pytest.raises(BadInput, match="in one way") as refused:
         classes_of(tmp_path / "a.jsonl", [label, "else", other] * 3)
+    assert "rename one if they are two classes" in str(refused.value)
+
+
+@pytest.mark.parametrize(("label", "other"), [("1.1", "1.10"), ("Polish", "polish")])
+def test_two_classes_of_like_spelling_can_be_renamed(tmp_path, label, other):
+    with pytest.raises(BadInput) as refused:
+        classes_of(tmp_path / "a.jsonl", [label, other] * 3)
+    renamed = str(refused.value).rpartition("as in ")[2].removesuffix(".")
+    kept = {label, other} - {renamed.removesuffix(" (2)")}
+    assert set(classes_of(tmp_path / "b.jsonl", [*kept, renamed] * 3)) == {*kept, renamed}
 
 
 @pytest.mark.parametrize(
@@ -786,6 +797,91 @@ def test_splits_that_number_their_classes_otherwise_keep_the_names(tmp_path):
     found = read_labelled(LabelledDataset(name_or_path=str(tmp_path / "both")))
     assert found.classes == ("neg", "pos")
     assert found.evaluation.labels.tolist() == found.train.labels.tolist() == [0, 1] * 5
+
+
+NAMED = ["bug", "feature", "question"]
+
+
+def write_encoded(path: Path, labels: list[str], names: list[str]) -> Path:
+    """Write rows as class_encode_column and to_parquet do, or the same as Arrow."""
+    import datasets
+
+    kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+    texts = [f"a {label}" for label in labels]
+    features = datasets.Features(kinds)
+    rows = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=features)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = rows.data.table.replace_schema_metadata(features.arrow_schema.metadata)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_stream(path, table.schema) as file:
+            file.write_table(table)
+    return path
+
+
+def spoken(found: Labelled) -> list[list[str]]:
+    """Return each row's class, of the training and of the evaluation, by name."""
+    parts = (found.train, found.evaluation)
+    return [[found.classes[label] for label in part.labels] for part in parts]
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+@pytest.mark.parametrize("names", [["bug", "question"], ["question", "bug", "feature"]])
+def test_parquet_files_keep_their_own_names_of_classes(tmp_path, is_folder, names):
+    train = write_encoded(tmp_path / "train.parquet", NAMED * 2, NAMED)
+    held = write_encoded(tmp_path / "validation.parquet", ["bug", "question", "bug"], names)
+    files = {"train_files": [str(train)], "eval_files": [str(held)]}
+    dataset = {"name_or_path": str(tmp_path)} if is_folder else files
+    found = read_labelled(LabelledDataset(**dataset))
+    assert found.classes == tuple(NAMED)
+    assert spoken(found) == [NAMED * 2, ["bug", "question", "bug"]]
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_shards_that_lack_classes_keep_the_names_of_theirs(tmp_path, is_folder):
+    paths = [
+        write_encoded(tmp_path / f"train-0000{place}-of-00002.parquet", labels, sorted(set(labels)))
+        for place, labels in enumerate((["feature", "bug"] * 4, ["question", "bug"] * 4))
+    ]
+    dataset = {"name_or_path": str(tmp_path), "eval_split": "train"}
+    if not is_folder:
+        dataset = {"train_files": list(map(str, paths))}
+    found = read_labelled(LabelledDataset(**dataset, eval_fraction=0.1))
+    rows = [*found.train.rows, *found.evaluation.rows]
+    assert found.classes == tuple(NAMED)
+    assert [f"a {word}" for part in spoken(found) for word in part] == [
+        row.values["text"] for row in rows
+    ]
+
+
+def test_a_heads_classes_are_found_by_the_names_in_parquet(tmp_path):
+    path = write_encoded(tmp_path / "a.parquet", ["pos", "neg"] * 5, ["pos", "neg"])
+    found = read_labelled(LabelledDataset(train_files=[str(path)]))
+    ordered, notes = in_model_order(found, ("NEG", "POS"))
+    assert ordered.train.labels.tolist() == [1, 0] * 4
+    assert "another spelling" in notes[0]
+
+
+@pytest.mark.parametrize("names", [NAMED, ["question", "bug", "feature"]])
+def test_arrow_files_are_read_where_they_name_their_classes_alike(tmp_path, names):
+    write_encoded(tmp_path / "train.arrow", NAMED * 2, NAMED)
+    write_encoded(tmp_path / "validation.arrow", NAMED, names)
+    dataset = LabelledDataset(name_or_path=str(tmp_path))
+    if names == NAMED:
+        assert spoken(read_labelled(dataset)) == [NAMED * 2, NAMED]
+        return
+    with pytest.raises(BadInput, match=r"'label'.*validation\.arrow has question, bug, feature"):
+        read_labelled(dataset)
+
+
+def test_names_of_classes_and_numbers_without_names_are_not_mixed(tmp_path):
+    named = write_encoded(tmp_path / "a.parquet", NAMED, NAMED)
+    rows = {"text": ["a", "b"], "label": [0, 1]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "b.parquet")
+    files = [str(named), str(tmp_path / "b.parquet")]
+    with pytest.raises(BadInput, match="not several of them"):
+        read_labelled(LabelledDataset(train_files=files))
 
 
 def test_a_folder_that_can_not_be_read_says_why(tmp_path):

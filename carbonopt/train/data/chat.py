@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from carbonopt.core.errors import BadInput
 from carbonopt.train.data import templates
+from carbonopt.train.data.messages import Message, read_messages
 from carbonopt.train.data.packing import Indices
 from carbonopt.train.data.rows import Row
 from carbonopt.train.failures import refused
@@ -20,13 +21,13 @@ _AT_ONCE = 1000  # number of texts tokenized together
 # The statement that encloses the assistant's tokens in some chat templates.
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-Message = dict[str, Any]  # role and content, both text, and whatever else the template reads
 Span = tuple[int, int]  # first character and the one after the last
 
 
 class Chat(NamedTuple):
     messages: list[Message]
     where: str  # where the row stands, for errors
+    are_texts: bool = False  # whether they are two texts, which need no chat template
 
     @property
     def answers(self) -> bool:
@@ -55,15 +56,25 @@ class Marked(NamedTuple):
 
 
 def prompt_and_response(row: Row, prompt_column: str, response_column: str) -> Chat:
-    """Make a chat of a row's prompt and response.
+    """Make a chat of a row's prompt and response, both texts or both lists of messages.
+
+    The messages of a prompt are not learned.
 
     Raises:
-        BadInput: if one of them is no text.
+        BadInput: if they are neither.
     """
-    user, assistant = row.text(prompt_column), row.text(response_column)
-    return Chat(
-        [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}], row.where
+    values = [row.values[column] for column in (prompt_column, response_column)]
+    if not any(isinstance(value, list) for value in values):
+        user, assistant = row.text(prompt_column), row.text(response_column)
+        texts = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        return Chat(texts, row.where, are_texts=True)
+    rule = (
+        f"columns {prompt_column!r} and {response_column!r} must both hold text, or both lists of"
+        " messages with a role and a content"
     )
+    prompt, response = (read_messages(value, rule, row.where) for value in values)
+    read = [{**each, "weight": 0} if each["role"] == "assistant" else each for each in prompt]
+    return Chat([*read, *response], row.where)
 
 
 def chat_messages(row: Row, column: str) -> Chat:
@@ -74,25 +85,9 @@ def chat_messages(row: Row, column: str) -> Chat:
     """
     rule = (
         f"column {column!r} must hold lists of messages, each with a role and a content that are"
-        " text"
+        " text (or from and value, from human, gpt or system)"
     )
-    messages = row.values[column] or []
-    if not isinstance(messages, list):
-        raise BadInput(
-            f"{rule}, but {row.where} has the {type(messages).__name__} {messages!r:.40}."
-        )
-    for message in messages:
-        texts = (
-            [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
-        )
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise BadInput(f"{rule}, but {row.where} has {message!r:.60}.")
-    # Parquet gives each message the keys of all messages, and a template may take a key that is
-    # present for one that is meant.
-    present = [
-        {key: value for key, value in each.items() if value is not None} for each in messages
-    ]
-    return Chat(templates.with_usual_roles(present), row.where)
+    return Chat(read_messages(row.values[column], rule, row.where), row.where)
 
 
 def marked(
@@ -131,16 +126,16 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
     return template
 
 
+def _speaks(message: Message) -> bool:
+    return message["role"] == "assistant" and bool(message["content"].strip())
+
+
 def _is_response(messages: Sequence[Message], index: int) -> bool:
     """Return whether a message is a response.
 
-    A message of the assistant is none if it is the first one or has no words.
+    A message of the assistant is none if it is the first one, has no words, or has the weight 0.
     """
-    return (
-        index > 0
-        and messages[index]["role"] == "assistant"
-        and bool(messages[index]["content"].strip())
-    )
+    return index > 0 and _speaks(messages[index]) and messages[index].get("weight") != 0
 
 
 def _plain(chats: Sequence[Chat], tokenizer: PreTrainedTokenizerBase) -> Iterator[Marked]:
@@ -191,6 +186,12 @@ def _rendering(chat: Chat) -> Iterator[None]:
 
 
 def _by_generation(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> Marked:
+    if any(message.get("weight") == 0 for message in chat.messages[1:] if _speaks(message)):
+        raise BadInput(
+            "the tokenizer's chat template marks all that the assistant says, but"
+            f" {chat.where} has an answer that is not to be learned (in its prompt, or with weight"
+            " 0); give a tokenizer whose template is without {% generation %}."
+        )
     with _rendering(chat):
         options = {"return_dict": True, "return_assistant_tokens_mask": True}
         encoded: Any = templates.apply(tokenizer, chat.messages, **options)

@@ -19,6 +19,7 @@ from carbonopt.core.files import is_file, is_folder, is_there, user_path
 from carbonopt.core.refusals import hint
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data.labels import check_classes, label_text
+from carbonopt.train.data.messages import read_messages
 from carbonopt.train.data.opened_files import data_suffix, readable
 from carbonopt.train.data.row_checks import FirstRows, most_tokens
 from carbonopt.train.data.rows import (
@@ -69,12 +70,14 @@ _PAIRS = (
     Role("chosen_column", "text", ("chosen", "preferred", "better", "accepted")),
     Role("rejected_column", "text", ("rejected", "worse", "dispreferred")),
 )
-_MESSAGES = Role("messages_column", "messages", ("messages", "conversation", "chat"))
+_MESSAGES = Role(
+    "messages_column", "messages", ("messages", "conversations", "conversation", "chat")
+)
 _IMAGE = Role("image_column", "image", ("image", "img", "picture", "pixels"))
 _LABEL = Role("label_column", "label", ("label", "labels", "class", "category", "intent", "target"))
 _OUTPUTS = (_RESPONSE, *_PAIRS[1:], _LABEL)
 _TEXTS = ("text", "content", "document", "sentence", "body", "review")
-_CHATS = ("reward", "dpo", "rlhf")  # tasks whose columns of texts may hold lists of messages
+_CHATS = ("sft", "reward", "dpo", "rlhf")  # tasks whose columns of texts may hold lists of messages
 _OF_TASK: dict[str, tuple[Role, ...]] = {
     "causal_lm": (Role("text_column", "text", _TEXTS),),
     "sft": (_PROMPT, _RESPONSE),
@@ -552,12 +555,6 @@ def _characters(
 
 
 def _message_characters(row: Row, column: str) -> int:
-    messages = row.values[column]
-    if not isinstance(messages, list) or not all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
-    ):
-        raise BadInput(
-            f"column {column!r} must hold lists of messages, each with a role and a content, but"
-            f" {row.where} has {shortened(messages)}."
-        )
-    return sum(len(str(message["content"])) for message in messages)
+    rule = f"column {column!r} must hold lists of messages, each with a role and a content"
+    messages = read_messages(row.values[column], rule, row.where)
+    return sum(len(message["content"]) for message in messages)

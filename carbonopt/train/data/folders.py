@@ -34,6 +34,7 @@ from huggingface_hub.repocard import metadata_load
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.class_names import ClassNames, check_same_names
 from carbonopt.train.data.opened_files import check_no_pointer, data_suffix
 from carbonopt.train.data.picture_folders import (
     NO_DATA,
@@ -61,7 +62,7 @@ _USUAL: dict[type, Any] = {
     CsvConfig: CsvConfig, JsonConfig: JsonConfig, ParquetConfig: ParquetConfig,
 }  # fmt: skip
 # What the library calls the columns of a Parquet file that pyarrow reads as the library does.
-_PLAIN_KINDS = {b"Image", b"LargeList", b"List", b"Sequence", b"Value"}
+_PLAIN_KINDS = {b"ClassLabel", b"Image", b"LargeList", b"List", b"Sequence", b"Value"}
 # The settings of the library's readers that don't say how rows are written, or are judged apart.
 _NAMING = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter")
 
@@ -131,11 +132,25 @@ def _read_files(
     if not isinstance(builder.config, CsvConfig):
         builder.download_and_prepare()
         loaded = dict(builder.as_dataset())
+        if folder.is_dir():
+            # The library gives all files the names of classes of the first one.
+            for split, rows in loaded.items():
+                files_of_split = map(Path, builder.config.data_files[split])
+                check_same_names(files_of_split, dataset.columns, library_names(rows))
         if folder.is_dir() and isinstance(builder, ImageFolder):
             for split, rows in loaded.items():
                 note_unnamed(folder, split, builder.config.data_files[split], len(rows))
         return loaded
     return _read_tables(dataset, {**options, "index_col": builder.config.index_col})
+
+
+def library_names(rows: datasets.Dataset) -> ClassNames:
+    """Return the names of classes that the library has for the numbers in a split's columns."""
+    return {
+        column: list(feature.names)
+        for column, feature in rows.features.items()
+        if isinstance(feature, datasets.ClassLabel)
+    }
 
 
 def _read_tables(dataset: Dataset, options: dict[str, Any]) -> dict[str, datasets.Dataset]:
@@ -242,10 +257,14 @@ def _check_names(folder: Path, read: Collection[Path]) -> None:
         elif words & _TRAINING_WORDS and not (is_picture and path in read):
             found.setdefault(True, name)
     if len(found) == 2:
+        common = Path(os.path.commonpath(found.values()))
+        firsts = [path.relative_to(common).parts[0] for path in found.values()]
+        instead = "write train and validation in lower case, and unpack archives"
+        if common.parts and (folder / common).is_dir() and all(map(_has_split_word, firsts)):
+            instead = f"give the folder that holds them, {folder / common}"
         raise BadInput(
             f"{folder} must name its splits so that they are found, but {found[False]} would be for"
-            f" training as {found[True]} is; write train and validation in lower case, and unpack"
-            " archives."
+            f" training as {found[True]} is; {instead}."
         )
 
 
@@ -273,7 +292,7 @@ def _plain_files(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]
 
     Returns:
         None: another format, compression or archive is among them, the data set's card says how to
-        read them, or they name their classes.
+        read them.
     """
     usual = _USUAL.get(type(builder.config))
     if usual is None or builder.info.features is not None:
@@ -300,7 +319,7 @@ def _plain_files(builder: datasets.DatasetBuilder) -> dict[str, tuple[Path, ...]
 def _has_plain_columns(path: Path) -> bool:
     """Return whether a Parquet file's columns are what they seem without the datasets library.
 
-    The library writes into its files what their columns mean, such as the names of classes.
+    The library writes into its files what their columns mean, such as sounds.
     """
     with refused(f"the data file {path} must be Parquet, but isn't: {{}}.", pyarrow.ArrowException):
         metadata = pyarrow.parquet.read_schema(path).metadata or {}
@@ -431,8 +450,12 @@ def _names_a_split(path: Path) -> bool:
     """
     if not path.is_file() or path.suffix.lower() in PICTURES:
         return False
-    words = set(re.split(r"[-._ 0-9]", path.name))
-    return bool(words & SPLIT_WORDS)
+    return _has_split_word(path.name)
+
+
+def _has_split_word(name: str) -> bool:
+    """Return whether the name of a file or folder has the name of a split as a word."""
+    return not SPLIT_WORDS.isdisjoint(re.split(r"[-._ 0-9]", name))
 
 
 def _tells_its_files(readme: Path) -> bool:

@@ -125,8 +125,8 @@ def read_labelled(dataset: LabelledDataset) -> Labelled:
     columns = dataset.columns
     source = _digits(*columns) if dataset.builtin == "digits" else source_rows(dataset, columns)
     names = source.names.get(dataset.label_column)
-    words = [_label(row, dataset.label_column, names) for row in source.train]
-    evaluated = [_label(row, dataset.label_column, names) for row in source.evaluation or ()]
+    words = [label_text(row, dataset.label_column) for row in source.train]
+    evaluated = [label_text(row, dataset.label_column) for row in source.evaluation or ()]
     check_alike(source.train, dataset.label_column)
     rows = [*source.train, *(source.evaluation or ())]
     check_spellings([*words, *evaluated], rows, dataset.label_column)
@@ -344,23 +344,12 @@ def label_text(row: Row, column: str) -> str:
     return str(value)
 
 
-def _label(row: Row, column: str, names: list[str] | None) -> str:
-    value, text = row.values[column], label_text(row, column)
-    if names is None or isinstance(value, str):
-        return text
-    if not 0 <= value < len(names):
-        raise BadInput(
-            f"column {column!r} must hold labels from 0 to {len(names) - 1}, but {row.where} has"
-            f" {value}."
-        )
-    return names[int(value)]
-
-
 def _sorted(words: set[str], names: list[str] | None) -> list[str]:
     """Sort classes in the data set's own order if it has one, else by number or as text."""
 
     if names is not None:
-        return sorted(words, key=names.index)
+        places = {name: place for place, name in enumerate(names)}
+        return sorted(words, key=lambda word: (places.get(word, len(places)), word))
     if all(re.fullmatch(r"-?\d+", word) for word in words):
         return sorted(words, key=lambda word: (int(word), word))
     return sorted(words)

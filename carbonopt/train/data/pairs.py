@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carbonopt.core.errors import BadInput, shortened
+from carbonopt.core.errors import BadInput
 from carbonopt.spec.base_settings import Name
 from carbonopt.spec.workload_settings import Dataset
 from carbonopt.train.data import templates
+from carbonopt.train.data.messages import Message, read_messages
 from carbonopt.train.data.rows import Row, read_rows
 from carbonopt.train.failures import refused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Messages = list[dict[str, Any]]
+Messages = list[Message]
 # Words of a builtin prompt or answer, and the distance of words that a rejected answer misspells.
 _BUILTIN_WORDS, _EVERY = 8, 4
 
@@ -132,6 +133,12 @@ def pair_of(row: Row, prompt_column: str | None, chosen_column: str, rejected_co
         text = "" if prompt_column is None else row.text(prompt_column)
         chosen_text, rejected_text = map(row.text, answers)
         return Pair(text, chosen_text, rejected_text, row.where)
+    if isinstance(prompt, str):
+        raise BadInput(
+            f"column {prompt_column!r} must hold messages as {chosen_column!r} does, but"
+            f" {row.where} has the text {prompt!r:.40}; if {chosen_column!r} and"
+            f" {rejected_column!r} hold whole chats, set prompt_column: null."
+        )
     given = {} if prompt is None else {str(prompt_column): prompt}
     messages = {
         column: chat_messages(value, column, row.where)
@@ -165,18 +172,11 @@ def chat_messages(value: Any, column: str, where: str) -> Messages:
     Raises:
         BadInput: if the value is no list of messages with texts.
     """
-    value = [] if value is None else value
-    parts = (
-        [message.get(key) for message in value for key in ("role", "content")]
-        if _are_mappings(value)
-        else [None]
+    rule = (
+        f"column {column!r} must hold text, or messages such as [{{role: user, content: ...}}], as"
+        " the row's other columns"
     )
-    if not all(isinstance(part, str) for part in parts):
-        rule = (
-            f"column {column!r} must hold text, or messages such as [{{role: user, content: ...}}]"
-        )
-        raise BadInput(f"{rule}, as the row's other columns, but {where} has {shortened(value)}.")
-    return templates.with_usual_roles(value)
+    return read_messages(value, rule, where)
 
 
 def spelt(prompt: str | Messages, tokenizer: "PreTrainedTokenizerBase", where: str) -> str:
@@ -204,10 +204,6 @@ def template_of(tokenizer: "PreTrainedTokenizerBase", where: str) -> AbstractCon
     return refused(
         f"{where}: the tokenizer's chat template doesn't take its messages: {{}}.", Exception
     )
-
-
-def _are_mappings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(message, dict) for message in value)
 
 
 def builtin_pairs() -> Iterator[Pair]:

@@ -37,8 +37,9 @@ def check_pictures(folder: Path, splits: Splits) -> None:
 
     Raises:
         BadInput: if pictures are not all as many folders deep, or in folders of folders of classes,
-            or all in one folder; if a folder beside those of the classes has no picture that can be
-            read; or if some splits have a table about their pictures and others don't.
+            or all in one folder, or in archives; if a folder beside those of the classes has no
+            picture that can be read; or if some splits have a table about their pictures and others
+            don't.
     """
     pictures = {split: list(_pictures(files)) for split, files in splits.items()}
     shown = [path for paths in pictures.values() for path in paths]
@@ -51,6 +52,7 @@ def check_pictures(folder: Path, splits: Splits) -> None:
     _check_depths(folder, shown)
     for paths in pictures.values():
         _check_one_level(folder, paths)
+    _check_unpacked(pictures)
     _check_unread(folder, shown)
 
 
@@ -100,6 +102,18 @@ def _check_tables(folder: Path, pictures: Splits, with_table: Sequence[str]) -> 
             f"{folder} must have a metadata file for the pictures of every split, or for none, but"
             f" has one for {', '.join(with_table)} and none for {', '.join(without)}; add it there,"
             " or move it away to have the folders' names for classes."
+        )
+
+
+def _check_unpacked(pictures: Splits) -> None:
+    """Refuse pictures in archives, whose folders the library doesn't take for classes."""
+    within = (path for paths in pictures.values() for path in paths if not path.is_file())
+    if (path := next(within, None)) is not None:
+        archive = next(parent for parent in path.parents if parent.is_file())
+        raise BadInput(
+            f"{archive} must be unpacked, so that the folders of its pictures name their classes,"
+            " or hold a metadata file; unpack it into a folder"
+            f" {archive.with_suffix('').name}, and move it away."
         )
 
 

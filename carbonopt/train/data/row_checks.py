@@ -86,11 +86,17 @@ class FirstRows:
         named = [columns.get(key) for key in _NEEDED.get(task, ())]
         needed = [name for name in named if name is not None]
         for part, rows in parts.items():
-            if rows and not any(all(row.text(name).strip() for name in needed) for row in rows):
+            if rows and not any(all(_has_text(row, name) for name in needed) for row in rows):
                 raise BadInput(
                     f"the {part} rows must have a text in {quoted_names(needed)}, but none of"
                     f" {len(rows)} has; name other columns, or give other data."
                 )
+
+
+def _has_text(row: Row, column: str) -> bool:
+    """Return whether a column has a text or messages."""
+    value = row.values[column]
+    return bool(value) if isinstance(value, list) else bool(row.text(column).strip())
 
 
 def most_tokens(texts: Sequence[str], eval_fraction: float | None) -> int:

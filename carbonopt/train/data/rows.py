@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.workload_settings import Dataset
+from carbonopt.train.data.class_names import ClassNames, all_names, merged, names_of, with_names
 from carbonopt.train.data.opened_files import data_suffix, file_bytes, open_text, readable
 from carbonopt.train.data.row_layout import RowEnds, check_no_header
-from carbonopt.train.data.swallowed_rows import SwallowedRows
+from carbonopt.train.data.swallowed_rows import QUOTES_REMEDY, SwallowedRows
 from carbonopt.train.failures import refused
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -69,9 +70,9 @@ class SourceRows(NamedTuple):
 
     train: list[Row]
     evaluation: list[Row] | None  # None: the source has no rows for evaluation
-    # By column, the names of the classes that its numbers stand for, where the hub's data set has
-    # them.
-    names: dict[str, list[str]]
+    # By column, the names of classes that the source has for its numbers, in their order. The rows
+    # hold the names.
+    names: ClassNames
 
 
 def read_rows(dataset: Dataset, columns: Sequence[str]) -> SplitRows:
@@ -119,9 +120,9 @@ def source_rows(dataset: Dataset, columns: Sequence[str]) -> SourceRows:
     if dataset.name_or_path is not None:
         return hub_rows(dataset, columns)
     train = _of_files(dataset.train_files or (), columns)
-    return SourceRows(
-        train, None if dataset.eval_files is None else _of_files(dataset.eval_files, columns), {}
-    )
+    evaluation = None if dataset.eval_files is None else _of_files(dataset.eval_files, columns)
+    paths = map(Path, (*(dataset.train_files or ()), *(dataset.eval_files or ())))
+    return SourceRows(train, evaluation, all_names(paths))
 
 
 def _of_files(paths: Sequence[str], columns: Sequence[str]) -> list[Row]:
@@ -396,7 +397,8 @@ def _csv(path: Path, columns: Sequence[str], delimiter: str = ",") -> Iterator[R
         while True:
             where = f"{path}, line {rows.line_num + 1}"
             with refused(
-                f"{where}: a quoted cell must end with a quote before a {delimiter!r}: {{}}.",
+                f"{where}: a quoted cell must end with a quote before a {delimiter!r}: {{}};"
+                f" {QUOTES_REMEDY}.",
                 csv.Error,
             ):
                 cells = next(rows, None)
@@ -450,6 +452,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
     with refused(f"the data file {path} must be Parquet, but isn't: {{}}.", pyarrow.ArrowException):
         file = pyarrow.parquet.ParquetFile(path)
+    names = names_of(file.schema_arrow, path)
     number = 0
     with file:
         require_columns(columns, file.schema_arrow.names, str(path))
@@ -467,7 +470,8 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
                 return
             for values in values_of_rows:
                 number += 1
-                yield Row(values, f"{path}, row {number}")
+                where = f"{path}, row {number}"
+                yield Row(with_names(values, names, where), where)
 
 
 _tsv = functools.partial(_csv, delimiter="\t")
@@ -530,7 +534,7 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
     import yaml
 
     # This imports datasets, which takes 1.5 s, so it is done only where it is needed.
-    from carbonopt.train.data.folders import loaded_splits
+    from carbonopt.train.data.folders import library_names, loaded_splits
 
     name = dataset.name_or_path
     compressed = (EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
@@ -545,17 +549,19 @@ def _hub_rows(dataset: Dataset, columns: Sequence[str], cache: str | None) -> So
     ):
         loaded = loaded_splits(dataset, cache)
     parts: list[list[Row]] = []
-    names: dict[str, list[str]] = {}
+    names: list[ClassNames] = []
     for split in dict.fromkeys((dataset.train_split, dataset.eval_split)):
         if split not in loaded:
             raise BadInput(_missing_split(dataset, split, list(loaded)))
         if isinstance(part := loaded[split], tuple):
             parts.append([row for path in part for row in file_rows(path, columns)])
+            names.append(all_names(part))
         else:
-            parts.append(
-                _library_rows(part, columns, f"the data set {name!r}, split {split},", names)
-            )
-    return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, names)
+            where = f"the data set {name!r}, split {split},"
+            require_columns(columns, part.column_names, where)
+            names.append(library_names(part))
+            parts.append(_library_rows(part, columns, where, names[-1]))
+    return SourceRows(parts[0], parts[1] if len(parts) > 1 else None, merged(names))
 
 
 def _missing_split(dataset: Dataset, split: str, present: Sequence[str]) -> str:
@@ -567,8 +573,13 @@ def _missing_split(dataset: Dataset, split: str, present: Sequence[str]) -> str:
     if split != dataset.eval_split or dataset.train_split not in present:
         return f"{lacks}."
     aside = f"eval_split: {dataset.train_split} sets eval_fraction of that aside"
+    others = [other for other in present if other != dataset.train_split]
+    if others:
+        usual = [other for other in others if other in ("validation", "test")]
+        named = " or ".join(usual or others)
+        return f"{lacks}; eval_split: {named} takes that for evaluation; {aside}."
     folder = Path(str(name))
-    if len(present) == 1 and folder.is_dir() and (found := evaluation_name(folder)) is not None:
+    if folder.is_dir() and (found := evaluation_name(folder)) is not None:
         return (
             f"{lacks}. {found} looks like a part of another: name files so that they are one, such"
             " as train.csv and validation.csv, or have folders train and validation. If it is for"
@@ -577,41 +588,21 @@ def _missing_split(dataset: Dataset, split: str, present: Sequence[str]) -> str:
     return f"{lacks}; {aside}."
 
 
-def _library_rows(
-    part: Any, columns: Sequence[str], where: str, names: dict[str, list[str]]
-) -> list[Row]:
+def _library_rows(part: Any, columns: Sequence[str], where: str, names: ClassNames) -> list[Row]:
     """Return the rows of a split that the datasets library has read.
 
     Args:
         part: the split, a datasets.Dataset.
         where: what the rows' places begin with.
-        names: by column, the names of its classes, as the splits before have them. Those of this
-            split are added.
+        names: the split's names of classes.
     """
     import datasets
 
-    require_columns(columns, part.column_names, where)
     rows = part.select_columns(list(columns))
-    others: dict[str, list[str]] = {}  # classes of this split that are numbered otherwise
     for column, feature in rows.features.items():
         if isinstance(feature, datasets.Image):
             rows = rows.cast_column(column, datasets.Image(decode=False))
-            continue
-        if not isinstance(feature, datasets.ClassLabel):
-            continue
-        if names.setdefault(column, list(feature.names)) != feature.names:
-            others[column] = list(feature.names)
     return [
-        Row(_with_names(values, others), f"{where} row {number}")
+        Row(with_names(values, names, f"{where} row {number}"), f"{where} row {number}")
         for number, values in enumerate(rows, start=1)
     ]
-
-
-def _with_names(values: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:
-    """Return a row in which the numbers of classes are the classes' names."""
-    known = {
-        column: own[values[column]]
-        for column, own in names.items()
-        if values[column] is not None and 0 <= values[column] < len(own)
-    }
-    return {**values, **known}

@@ -38,7 +38,8 @@ def check_spellings(words: Sequence[str], rows: Sequence[Row], column: str) -> N
             spelt = f"{row.where} has {shown(word):.40} and {of.where} has {shown(other):.40}"
             raise BadInput(
                 f"column {column!r} must spell each label in one way, but {spelt}; write one of"
-                " them in all rows."
+                " them in all rows, or rename one if they are two classes, as in"
+                f" {f'{word} (2)':.40}."
             )
 
 

@@ -16,7 +16,7 @@ from carbonopt.train.data.data_notes import note
 # From so many lines on that look like whole rows, a cell's quote was hardly meant to open a cell;
 # and from so many rows on that cells of a table may have swallowed, nor were the quotes of them.
 _SWALLOWED_ROWS = 3
-_INSTEAD = (
+QUOTES_REMEDY = (
     "put a cell that begins with a quote into quotes and double those within it, or give the data"
     " as JSON lines"
 )
@@ -73,7 +73,7 @@ class SwallowedRows:
             found = has_rows if inner >= _SWALLOWED_ROWS else f"{len(lines)} lines with tabs"
             raise BadInput(
                 f"{where}: a cell must not hold other rows, but {self._columns[place]!r} has"
-                f" {found}; {_INSTEAD}."
+                f" {found}; {QUOTES_REMEDY}."
             )
         self._cells += 1
         self._rows += len(lines) - 1
@@ -97,7 +97,7 @@ class SwallowedRows:
         if len(self._columns) > 1 and most and self._unspaced_rows >= _SWALLOWED_ROWS:
             raise BadInput(
                 f"{self._first}: cells must not hold other rows, but from here on {cells} of"
-                f" several lines look as if they had swallowed {rows}; {_INSTEAD}."
+                f" several lines look as if they had swallowed {rows}; {QUOTES_REMEDY}."
             )
         note(
             f"In {name} {cells} of several lines might be rows that a quote at the beginning of a"

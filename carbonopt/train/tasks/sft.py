@@ -115,12 +115,11 @@ class SFT(ExampleTask):
                 workload, chat.texts_of(train), chat.texts_of(evaluation)
             ).tokenizer
             plain = tokenizer.chat_template is None
-            if plain and workload.dataset.messages_column is not None:
-                rule = (
-                    "dataset.messages_column needs a tokenizer that has a chat template, but this"
-                    " one has none"
+            if plain and not all(each.are_texts for each in (*train, *evaluation)):
+                raise BadInput(
+                    "a data set of messages needs a tokenizer that has a chat template, but this"
+                    " one has none; give another one, or prompts and responses that are text."
                 )
-                raise BadInput(f"{rule}; give another one, or prompt_column and response_column.")
             kept = responses.keep(train, tokenizer, plain, length, "training")
             eval_kept = responses.keep(evaluation, tokenizer, plain, length, "evaluation")
         with as_bad_input("model"):

@@ -294,14 +294,14 @@ CHAT = {
         (PAIR, {"dataset": {"rejected_column": "worse"}}, "has no column 'worse'"),
         ({**CHAT, "rejected": []}, {}, "'rejected' must hold an answer, but "),
         (
-            {**CHAT, "rejected": [{"from": "gpt", "value": "b"}]},
+            {**CHAT, "rejected": [{"from": "narrator", "value": "b"}]},
             {},
             "'rejected' must hold text, or messages such as",
         ),
         (
             {**CHAT, "prompt": "hi", "rejected": CHAT["chosen"]},
             {},
-            "'prompt' must hold text, or messages such as",
+            "hold whole chats, set prompt_column: null",
         ),
         (
             PAIR,
