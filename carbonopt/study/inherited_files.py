@@ -55,6 +55,7 @@ class InheritedFiles:
     # The folders that carbonopt gave to trials that have ended. Only those trials and carbonopt
     # itself change what is there, and a trial may have read its own files.
     outputs: Sequence[Path] = ()
+    quality_file: Path | None = None  # read by carbonopt itself after each trial
     _found: dict[Path, os.stat_result] = field(init=False)
     _of_trials: dict[Path, os.stat_result] = field(init=False)
 
@@ -72,7 +73,9 @@ class InheritedFiles:
                     is_of_trial = any(
                         begin <= status.st_mtime <= end for begin, end in self.windows
                     )
-                    if is_of_trial and (status.st_dev, status.st_ino) not in held:
+                    is_read_here = file.resolve() == self.quality_file
+                    is_held = (status.st_dev, status.st_ino) in held or is_read_here
+                    if is_of_trial and not is_held:
                         self._found[file] = status
 
     def read(self) -> tuple[str, ...]:
@@ -228,7 +231,11 @@ def inherited_files(spec: TrialSpec, data: StudyData, paths: StudyPaths) -> Inhe
     if spec.program is None or not earlier:
         return None
     folders = [*script_folders(spec.program), *_named(data.config)]
-    return InheritedFiles(folders, [*map(written_in, earlier)], _outputs(spec, earlier, paths))
+    source, quality_file = spec.program.quality_from, None
+    if source is not None and source.file is not None:
+        quality_file = (Path(spec.program.folder) / source.file).resolve()
+    outputs = _outputs(spec, earlier, paths)
+    return InheritedFiles(folders, [*map(written_in, earlier)], outputs, quality_file)
 
 
 def _outputs(spec: TrialSpec, earlier: Sequence[TrialRecord], paths: StudyPaths) -> list[Path]:

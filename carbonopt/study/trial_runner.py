@@ -201,7 +201,8 @@ class TrialRunner:
         source = None if program is None else program.quality_from
         self._engine.meter.enter(Phase.SETUP)
         self._engine.meter.use(spec.params.world_size)
-        quality_file = source.state(Path(program.folder)) if source and program else None
+        own = Path(spec.trial_dir)
+        quality_file = source.state(Path(program.folder), own) if source and program else None
         return TrialWatch(
             spec=spec,
             so_far=record,

@@ -146,6 +146,18 @@ def test_what_trials_leave_anywhere_is_inherited(
     assert [Path(name).name for name in found.read()] == ["x.pt"]
 
 
+def test_a_shared_file_of_results_is_not_inherited(tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    results, weights = tmp_path / "log.jsonl", tmp_path / "last.bin"
+    for file in (results, weights):
+        file.write_text("of trial 0")
+    found = InheritedFiles([tmp_path], [(since_s, math.inf)], quality_file=results.resolve())
+    time.sleep(0.02)
+    for file in (results, weights):
+        file.read_text()
+    assert found.read() == ("last.bin",)
+
+
 def test_a_file_behind_links_is_inherited(tmp_path: Path) -> None:
     since_s = began(tmp_path)
     (tmp_path / "disk").mkdir()
