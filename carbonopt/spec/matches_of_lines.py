@@ -161,6 +161,8 @@ def _whole(match: "re.Match[str]", group: str | int) -> Value:
     the number if the pattern insists on it.
     """
     line, taken = match.string, match[group]
+    if re.fullmatch(r"\s*[-+]?\d*\.\d+\.", taken):
+        taken = taken[:-1]  # the full stop of a sentence
     begin = match.start(group) + len(taken) - len(taken.lstrip())
     end = begin + len(taken.strip())
     try:

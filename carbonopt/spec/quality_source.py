@@ -240,6 +240,8 @@ def _check_whole(value: matches_of_lines.Value | None) -> None:
     taken, of = value
     if of.endswith("%"):
         how = "write % behind the group, as in ([0-9.]+) *%, and scale: 0.01"
+    elif of.startswith(f"{taken}/"):
+        how = "for the first of two numbers write / behind the group, as in ([0-9.]+)/"
     else:
         how = (
             "the group for any number is ([-+0-9.eE]+); where that is not enough, write behind or"

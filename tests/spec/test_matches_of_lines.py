@@ -226,6 +226,27 @@ def test_a_percentage_that_is_nan_has_diverged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        ("is ([0-9.]+)", "Final accuracy is 0.91."),
+        ("is ([0-9.]+)", "Final accuracy is 0.91. Saved."),
+        ("acc ([0-9.]+)/", "acc 0.91/0.95 (val/train)"),
+    ],
+)
+def test_a_number_ends_where_its_sentence_does(pattern: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(line)
+    (point,) = QualitySource(pattern=pattern).read(tmp_path / "log", tmp_path, LOSS, 10)
+    assert point.value == 0.91
+
+
+@pytest.mark.parametrize("number", ["0.91.5", "0.91/0.95", "1.2.3."])
+def test_a_part_of_a_version_or_fraction_is_no_number(number: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"acc {number}")
+    with pytest.raises(BadInput):
+        QualitySource(pattern="acc ([0-9.]+)").read(tmp_path / "log", tmp_path, LOSS, 10)
+
+
+@pytest.mark.parametrize(
     ("pattern", "first", "then"),
     [
         ("acc ([0-9.]+)", "acc 0.5", "best acc so far saved to model.pt"),
