@@ -12,6 +12,7 @@ import yaml
 from commands import within
 from test_script import PYTHON, exported, study_of, watched
 
+from carbonopt.cli.check_text import describe_study
 from carbonopt.core import channel
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
@@ -794,6 +795,35 @@ NOTES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("words", "is_noted"),
+    [
+        ("--out results", True),
+        ("--out=results/run", True),
+        ("--ckpt last.pt --x 1", True),
+        ("--ckpt {checkpoint_dir}", False),
+        ("--out out/run-{trial}", False),
+        ("--out=results/x{x}", False),
+        ("--save", False),
+        ("--save --x 1", False),
+        ("--log info", False),
+        ("--checkpoint pretrained.npz", False),
+    ],
+)
+def test_only_a_path_that_trials_share_is_said_to_be_shared(
+    words: str, is_noted: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "pretrained.npz").touch()
+    notes = checked(tmp_path, f"python train.py {{x}} {words}", {"x": 1}).notes
+    assert any("same folder" in note for note in notes) is is_noted
+
+
+@pytest.mark.parametrize("head", ["f() {{", "function f() {{", "function f () {{"])
+def test_a_shell_s_function_is_refused_by_its_rule(head: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="functions"):
+        checked(tmp_path, f'{head} python train.py "$@"; }}}}; f {{x}}', {"x": 1})
+
+
 @pytest.mark.parametrize("note", NOTES)
 def test_check_says_what_may_be_another_thing_than_was_meant(note: str, tmp_path: Path) -> None:
     words, script, said = NOTES[note]
@@ -822,6 +852,22 @@ def test_what_a_template_keeps_is_said(tmp_path: Path) -> None:
         tmp_path, "python train.py {config}", LR, workload={"config_template": "c.yaml"}
     ).notes
     assert any("{nme}" in note for note in notes)
+
+
+def test_a_python_template_s_own_names_are_not_said(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text("LR = {learning_rate}\nprint(f'{LR} {nme}')\n")
+    found = checked(tmp_path, "python {config}", LR, workload={"config_template": "t.py"})
+    (note,) = (note for note in found.notes if "kept" in note)
+    assert "{nme}" in note and "{LR}" not in note
+    text = describe_study(found)
+    assert "edits of the script" not in text and "files that it imports" in text
+
+
+@pytest.mark.parametrize(("step", "is_said"), [(None, True), (0.5, True), (1, False)])
+def test_fractions_are_said_where_the_range_has_some(step, is_said: bool, tmp_path: Path) -> None:
+    domain = {"low": 1, "high": 3} | ({} if step is None else {"step": step})
+    text = describe_study(checked(tmp_path, "python train.py {epochs}", {"epochs": domain}))
+    assert ("fractions" in text) is is_said
 
 
 def test_the_winner_of_a_command_that_reads_no_file_runs(tmp_path: Path) -> None:

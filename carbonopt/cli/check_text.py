@@ -1,7 +1,7 @@
 """Describes what a study will do and roughly cost, before anything is started."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from carbonopt.analysis.concurrency import price
@@ -132,7 +132,11 @@ def _script_inputs(config: StudyConfig) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     named = ", ".join(names[:_MOST_NAMED]) or "no file that its command names"
     unknown = "if it opens files whose names it computes, list them in workload.files"
-    if not names:
+    template = ((config.workload.model_extra or {}).get("config_template") or {}).get("name", "")
+    if not names and {".py", ".sh"} & set(PurePath(template).suffixes):  # `python {config}`
+        named = template
+        unknown = "edits of files that it imports are not noticed: list them in workload.files"
+    elif not names:
         unknown = "edits of the script are not noticed: list it and its modules in workload.files"
     return _INDENT.join([f"{named}{more}", unknown])
 
@@ -168,6 +172,8 @@ def _fractional(name: str, domain: Domain) -> str:
     if not isinstance(domain, Range) or is_integer(name, domain):
         return ""
     if domain.low == domain.high:
+        return ""
+    if domain.step is not None and not domain.step % 1:
         return ""
     return ", fractions too" if not domain.low % 1 and not domain.high % 1 else ""
 

@@ -277,7 +277,12 @@ def params_text(params: TrialParams, varied: Collection[str] = ()) -> str:
         varied: other dimensions that the study varies, which are named, too.
     """
     settings = {name: getattr(params, field) for field, name in _SHORT_NAMES.items()}
-    settings |= other_settings(params, varied, _SHORT_NAMES) | params.own
+    settings |= other_settings(params, varied, _SHORT_NAMES)
+    # The script gets its own truth values as these words.
+    settings |= {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in params.own.items()
+    }
     return ", ".join(
         f"{name} {value_text(value)}" for name, value in settings.items() if value is not None
     )

@@ -150,17 +150,25 @@ def check_steps(must: str, points: Sequence[Reported]) -> None:
         points: the evaluations, in the order in which they were made.
 
     Raises:
-        BadInput: if steps go back, or the only step comes again with another value.
+        BadInput: if steps go back to other values, or the only step comes again with another value.
     """
     advice = (
         "number steps through the whole training, not anew in each epoch or fold. If trials write"
         " one shared file, write it into {output_dir}. Or leave the steps out."
     )
+    known: dict[int, float | None] = {}
+    has_gone_back = False
     for before, after in pairwise(points):
-        if after.step < before.step:
+        known[before.step] = before.value
+        has_gone_back |= after.step < before.step
+        # A training that goes on after a cut evaluates some steps again, to the same values.
+        # A quality that never changes tells nothing: it may be another epoch's.
+        differ = len(set(known.values())) > 1
+        is_again = differ and after.step in known and known[after.step] == after.value
+        if has_gone_back and after.step <= max(known) and not is_again:
             raise BadInput(
                 f"{must} steps in the order in which they were made, but step {after.step} comes"
-                f" after step {before.step}; {advice}"
+                f" after step {max(known)}; {advice}"
             )
     in_training = [point for point in points if point.step > 0]
     steps = {point.step for point in in_training}

@@ -5,6 +5,7 @@ line's length, and Python can't stop it, so whoever wants matches starts this fi
 ends that.
 """
 
+import io
 import json
 import re
 import sys
@@ -63,8 +64,8 @@ _NAMES_ESCAPES = re.compile(r"\x1b|\\x1b|\\u001b|\\0?33", re.IGNORECASE)
 Value = str | tuple[str, str]
 
 
-def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
-    """Return step and value of the matches, as texts.
+def find(pattern: str, path: Path, begin: int = 0) -> list[tuple[Value | None, Value]]:
+    """Return step and value of the matches from a byte of a file on, as texts.
 
     Of matches with a step there are some along the way, and the last one. Where a pattern for
     numbers alone would match a line if NaN were a number, the value is NaN. So it is with words
@@ -79,7 +80,9 @@ def find(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
     earlier = _IN_ITS_PLACE  # the last number that the pattern took
     lacking: str | None = None  # the word in the place of a value behind the last match
     # universal newlines: a progress bar's \r ends a line, too
-    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+    with path.open("rb") as file:
+        file.seek(begin)
+        lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
         for whole_line in lines:
             if not keeps_escapes and "\x1b" in whole_line:
                 whole_line = _ESCAPES.sub("", whole_line)
@@ -158,6 +161,8 @@ def _whole(match: "re.Match[str]", group: str | int) -> Value:
     the number if the pattern insists on it.
     """
     line, taken = match.string, match[group]
+    if re.fullmatch(r"\s*[-+]?\d*\.\d+\.", taken):
+        taken = taken[:-1]  # the full stop of a sentence
     begin = match.start(group) + len(taken) - len(taken.lstrip())
     end = begin + len(taken.strip())
     try:
@@ -238,4 +243,4 @@ def _is_listed(line: str, comma: int) -> bool:
 
 
 if __name__ == "__main__":
-    json.dump(find(sys.argv[1], Path(sys.argv[2])), sys.stdout)
+    json.dump(find(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])), sys.stdout)

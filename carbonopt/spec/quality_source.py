@@ -3,12 +3,14 @@
 It is read in the script's output, or in a file that the script writes.
 """
 
+import hashlib
 import json
 import math
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Self
@@ -24,10 +26,23 @@ from carbonopt.spec import matches_of_lines
 
 _MATCHING_LIMIT_S = 20.0
 _LARGEST_FILE = 2**26  # bytes
+_PIECE = 2**20  # bytes that are hashed at once
 
 
-# Time of the last change in ns, size in bytes, and inode.
-FileState = tuple[int, int, int]
+@dataclass(frozen=True)
+class FileState:
+    """The state of a file when a trial begins."""
+
+    changed: tuple[int, int, int]  # time of the last change in ns, size in bytes, and inode
+    # SHA-256 of what other trials may have left in it; None: the file is the trial's own
+    left_by_others: bytes | None
+
+    def added_from(self, path: Path) -> int:
+        """Return the byte from which on a file has what was appended since; 0: it is all new."""
+        _, size, _ = self.changed
+        if self.left_by_others is None or path.stat().st_size <= size:
+            return 0
+        return size if _sha256(path, size) == self.left_by_others else 0
 
 
 class NoQuality(Exception):
@@ -72,16 +87,18 @@ class QualitySource(Frozen, allow_inf_nan=False):
         how = f"key {self.key}" if self.pattern is None else f"pattern '{self.pattern}'"
         return f"{how} in {where}" + ("" if self.scale == 1 else f", times {self.scale:g}")
 
-    def state(self, folder: Path) -> FileState | None:
+    def state(self, folder: Path, own: Path) -> FileState | None:
         """Return the state of the file in a script's folder, which a trial that writes it changes.
 
-        None: the quality is in the output, or there is no file yet.
+        None: the quality is in the output, or there is no file yet. An earlier attempt may have
+        left a file in `own`, the trial's folder, to go on with.
         """
         path = folder / (self.file or "")
         if self.file is None or not path.is_file():
             return None
-        status = path.stat()
-        return status.st_mtime_ns, status.st_size, status.st_ino
+        changed = _changed(path)
+        is_own = path.resolve().is_relative_to(own.resolve())
+        return FileState(changed, None if is_own else _sha256(path, changed[1]))
 
     def read(
         self,
@@ -98,7 +115,7 @@ class QualitySource(Frozen, allow_inf_nan=False):
             folder: the folder in which it ran, from where a file's relative path leads.
             quality: the quality of the target.
             steps: the steps of the training, where nothing else gives the step.
-            before: the file's `state` when the trial began.
+            before: the file's `state` when the trial began; what others have left is not read.
 
         Raises:
             NoQuality: if nothing is there, or the trial has not written the file.
@@ -110,12 +127,14 @@ class QualitySource(Frozen, allow_inf_nan=False):
             why = f"{path} is a folder, not a file" if path.is_dir() else None
             why = why or f"the script has written no file {path}"
             raise NoQuality(f"workload.quality_from: {why}")
-        if before is not None and self.state(folder) == before:
+        if before is not None and _changed(path) == before.changed:
             raise NoQuality(
                 f"workload.quality_from: {path} was there before the trial, which has not written"
                 " it; let the script write one of its own into {output_dir}"
             )
-        steps_and_values = self._matches(path) if self.pattern is not None else self._values(path)
+        begin = before.added_from(path) if before is not None else 0
+        read = self._matches if self.pattern is not None else self._values
+        steps_and_values = read(path, begin)
         points: list[Reported] = []
         for step, value in steps_and_values:
             qualities: dict[str, object] = {quality.name: self._number(value)}
@@ -140,9 +159,10 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 f"workload.quality_from must find a number, but found {shortened(value)}."
             ) from error
 
-    def _matches(self, path: Path) -> list[tuple[object, object]]:
+    def _matches(self, path: Path, begin: int) -> list[tuple[object, object]]:
         assert self.pattern is not None
-        program = [sys.executable, "-I", "-S", matches_of_lines.__file__, self.pattern, str(path)]
+        arguments = self.pattern, str(path), str(begin)
+        program = [sys.executable, "-I", "-S", matches_of_lines.__file__, *arguments]
         try:
             done = subprocess.run(
                 program, capture_output=True, text=True, timeout=_MATCHING_LIMIT_S, check=True
@@ -165,14 +185,14 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 _check_whole(text)
         return [(step, value) for step, value in matches]
 
-    def _values(self, path: Path) -> list[tuple[object, object]]:
+    def _values(self, path: Path, begin: int) -> list[tuple[object, object]]:
         assert self.key is not None
         if path.stat().st_size > _LARGEST_FILE:
             raise BadInput(
                 f"workload.quality_from.file must have at most {_LARGEST_FILE} bytes, but {path}"
                 " has more."
             )
-        objects = _objects(path)
+        objects = _objects(path, begin)
         steps_and_values = [
             (_looked_up(each, "step"), value)
             for each in objects
@@ -220,6 +240,8 @@ def _check_whole(value: matches_of_lines.Value | None) -> None:
     taken, of = value
     if of.endswith("%"):
         how = "write % behind the group, as in ([0-9.]+) *%, and scale: 0.01"
+    elif of.startswith(f"{taken}/"):
+        how = "for the first of two numbers write / behind the group, as in ([0-9.]+)/"
     else:
         how = (
             "the group for any number is ([-+0-9.eE]+); where that is not enough, write behind or"
@@ -232,9 +254,25 @@ def _check_whole(value: matches_of_lines.Value | None) -> None:
     )
 
 
-def _objects(path: Path) -> Sequence[Any]:
-    """Return the objects in a file of JSON or JSON lines."""
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
+def _changed(path: Path) -> tuple[int, int, int]:
+    """Return what differs once a file has been written: its time, size and inode."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _sha256(path: Path, size: int) -> bytes:
+    """Return the SHA-256 of a file's first bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size > 0 and (piece := file.read(min(size, _PIECE))):
+            digest.update(piece)
+            size -= len(piece)
+    return digest.digest()
+
+
+def _objects(path: Path, begin: int) -> Sequence[Any]:
+    """Return the objects in a file of JSON or JSON lines, from a byte on."""
+    text = path.read_bytes()[begin:].decode("utf-8-sig", errors="replace")
     try:
         return [_parsed(text)]
     except ValueError as error:

@@ -9,6 +9,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import optuna
@@ -574,4 +575,8 @@ def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
     # As texts, in which 0 and false differ, and 1 and 1.0: a trial's command has one or the other.
     if json.dumps(stored, sort_keys=True) == json.dumps(given, sort_keys=True):
         return None
+    if isinstance(stored, str) and isinstance(given, str) and "\n" in stored + given:
+        both = zip_longest(given.split("\n"), stored.split("\n"))
+        place, (now, before) = next((n, two) for n, two in enumerate(both, 1) if two[0] != two[1])
+        path, given, stored = f"line {place} of {path}", now, before
     return f"{path} is {given!r} now, but {stored!r} in the study that is there"

@@ -1,4 +1,4 @@
-"""Files in a script's folder that the study's earlier trials have changed.
+"""Files that the study's earlier trials have changed, in a script's folder or in their own ones.
 
 A trial that reads one of them does not begin clean.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carbonopt.core.files import is_file
+from carbonopt.core.trial import TrialRecord
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import Program, TrialSpec
@@ -25,6 +26,7 @@ _MOST_NAMED = 20
 _LARGE_FOLDER = 1000  # entries of a folder, such as one of images, that is looked at last
 # Folders that tools write for themselves.
 _NOBODYS = re.compile(r"__pycache__|\..*cache.*|\.ipynb_checkpoints|\.(git|hg|svn|venv|hydra)")
+_EVENTS = "events.out.tfevents."  # files that a user's TensorBoard reads while the study runs
 # What a study writes into its folder, which may be the script's own.
 _OF_STUDIES = {path.name for path in vars(StudyPaths(Path())).values() if isinstance(path, Path)}
 
@@ -50,10 +52,19 @@ class InheritedFiles:
     # Spans in which earlier trials ran, in seconds since 1970: a file that changed at another time,
     # such as a study file that its user has edited, was not changed by a trial.
     windows: Sequence[tuple[float, float]]
+    # The folders that carbonopt gave to trials that have ended. Only those trials and carbonopt
+    # itself change what is there, and a trial may have read its own files.
+    outputs: Sequence[Path] = ()
+    quality_file: Path | None = None  # read by carbonopt itself after each trial
     _found: dict[Path, os.stat_result] = field(init=False)
+    _of_trials: dict[Path, os.stat_result] = field(init=False)
 
     def __post_init__(self) -> None:
         self._found = {}
+        self._of_trials = {}
+        for file in (file for folder in self.outputs for file in _files(folder)):
+            with contextlib.suppress(OSError):
+                self._of_trials[file] = _noting_reads(file)
         held = _held_by_command()
         for folder in self.folders:
             for file in _files(folder):
@@ -62,15 +73,16 @@ class InheritedFiles:
                     is_of_trial = any(
                         begin <= status.st_mtime <= end for begin, end in self.windows
                     )
-                    if is_of_trial and (status.st_dev, status.st_ino) not in held:
+                    is_read_here = file.resolve() == self.quality_file
+                    is_held = (status.st_dev, status.st_ino) in held or is_read_here
+                    if is_of_trial and not is_held:
                         self._found[file] = status
 
     def read(self) -> tuple[str, ...]:
         """Return the names of the files that have been read since, or may have been."""
-        names = sorted(
-            self._name(file) for file, before in self._found.items() if _may_be_read(file, before)
-        )
-        return tuple(names[:_MOST_NAMED])
+        found = [file for file, before in self._found.items() if _may_be_read(file, before)]
+        found += [file for file, before in self._of_trials.items() if _is_read(file, before)]
+        return tuple(sorted(map(self._name, found))[:_MOST_NAMED])
 
     def _name(self, file: Path) -> str:
         """Return a file's name in the script's folder, or its path if it lies elsewhere."""
@@ -141,6 +153,24 @@ def _may_be_read(file: Path, before: os.stat_result) -> bool:
     )
 
 
+def _noting_reads(file: Path) -> os.stat_result:
+    """Return a file's status, after which its next read is recorded with `relatime`, too.
+
+    Only the time of its status changes (ctime), to now. The recorded read is older than that.
+    """
+    before = file.stat()
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return before
+
+
+def _is_read(file: Path, before: os.stat_result) -> bool:
+    """Return whether a file's recorded read is a later one; False if the file was removed."""
+    try:
+        return file.stat().st_atime_ns > before.st_atime_ns
+    except OSError:
+        return False
+
+
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and its subfolders, the nearest first; of a file itself.
 
@@ -180,7 +210,7 @@ def _files(folder: Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):  # a link to itself
                 if entry.is_dir():
                     waiting.append(Path(entry.path))
-                elif entry.is_file() and not entry.name.startswith("."):
+                elif entry.is_file() and not entry.name.startswith((".", _EVENTS)):
                     yield Path(entry.path)
 
 
@@ -188,7 +218,7 @@ def _is_of_study(name: str) -> bool:
     return name in _OF_STUDIES or name.startswith(StudyPaths(Path()).storage.name)
 
 
-def inherited_files(spec: TrialSpec, data: StudyData) -> InheritedFiles | None:
+def inherited_files(spec: TrialSpec, data: StudyData, paths: StudyPaths) -> InheritedFiles | None:
     """Return the files that a script's trial finds changed by others.
 
     None for the study's first trial, and if there is no script.
@@ -201,7 +231,21 @@ def inherited_files(spec: TrialSpec, data: StudyData) -> InheritedFiles | None:
     if spec.program is None or not earlier:
         return None
     folders = [*script_folders(spec.program), *_named(data.config)]
-    return InheritedFiles(folders, [*map(written_in, earlier)])
+    source, quality_file = spec.program.quality_from, None
+    if source is not None and source.file is not None:
+        quality_file = (Path(spec.program.folder) / source.file).resolve()
+    outputs = _outputs(spec, earlier, paths)
+    return InheritedFiles(folders, [*map(written_in, earlier)], outputs, quality_file)
+
+
+def _outputs(spec: TrialSpec, earlier: Sequence[TrialRecord], paths: StudyPaths) -> list[Path]:
+    """Return the folders of output and checkpoints that ended trials and attempts have left."""
+    ended = [each.trial for each in earlier if each.has_finished and each.trial != spec.number]
+    folders = [folder for number in ended for folder in paths.trial_outputs(number)]
+    folders += [paths.trial_checkpoints(number) for number in ended]
+    own = Path(spec.output_dir)
+    folders += [each for each in paths.trial_outputs(spec.number) if each.name != own.name]
+    return [folder.absolute() for folder in folders]
 
 
 def _named(config: StudyConfig) -> list[Path]:

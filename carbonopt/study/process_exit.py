@@ -44,7 +44,8 @@ def how_they_ended(code: int, said: str) -> str:
     if _STILL_CONNECTED in said:
         ended += (
             " (PyTorch's ranks were still connected when Python ended; call"
-            " torch.distributed.destroy_process_group() at the script's end)"
+            " torch.distributed.destroy_process_group() at the script's end, and delete the DDP"
+            " model and its optimizer before it)"
         )
     if not (last := last_error(said)):
         return f"its processes {ended}"

@@ -74,7 +74,7 @@ class TrialRunner:
         for observer in self._observers:
             observer.trial_started(spec, record.started_at)
         log = self.session.paths.trial_log(spec.number, spec.attempt)
-        inherited = inherited_files(spec, seen.data)
+        inherited = inherited_files(spec, seen.data, self.session.paths)
         self._spent_elsewhere_kwh = seen.data.spent_kwh()
         rules = self._trial_rules(seen, spec, plan)
         store = partial(self._store_trial, optuna_trial)
@@ -201,7 +201,8 @@ class TrialRunner:
         source = None if program is None else program.quality_from
         self._engine.meter.enter(Phase.SETUP)
         self._engine.meter.use(spec.params.world_size)
-        quality_file = source.state(Path(program.folder)) if source and program else None
+        own = Path(spec.trial_dir)
+        quality_file = source.state(Path(program.folder), own) if source and program else None
         return TrialWatch(
             spec=spec,
             so_far=record,

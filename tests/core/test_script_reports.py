@@ -75,6 +75,9 @@ def printed(*points: tuple[int | None, float]) -> str:
         ([(100, 0.5), (100, 0.7)], "step 100 comes 2 times"),
         ([(100, 0.5), (None, 0.6), (100, 0.6), (100, 0.7)], "step 100 comes 3 times"),
         ([(50, 0.5), (100, 0.6), (50, 0.7), (100, 0.8)], "step 50 comes after step 100"),
+        ([(50, 0.5), (100, 0.6), (50, 0.5), (100, 0.8)], "step 100 comes after step 100"),
+        ([(50, 0.5), (100, 0.6), (50, 0.5), (75, 0.8)], "step 75 comes after step 100"),
+        ([(50, 0.1), (100, 0.1), (50, 0.1), (100, 0.1)], "step 50 comes after step 100"),
     ],
 )
 def test_printed_steps_are_those_of_the_whole_training(points: list, named: str) -> None:
@@ -89,6 +92,8 @@ def test_printed_steps_are_those_of_the_whole_training(points: list, named: str)
         ([(50, 0.5), (100, 0.6), (100, 0.7)], 100),
         ([(100, 0.5), (100, 0.6), (None, 0.7)], 10),
         ([(100, 7.0), (50, 0.7)], 50),
+        # saved at 50, cut at 150, went on
+        ([(50, 0.5), (100, 0.6), (150, 0.65), (100, 0.6), (150, 0.65), (200, 0.7)], 200),
     ],
 )
 def test_the_last_printed_line_counts(points: list, step: int) -> None:

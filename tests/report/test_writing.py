@@ -16,6 +16,7 @@ from browser import browser
 from facts_by_hand import BATCH, INFLUENCE, RETURNS
 from small_studies import HACKED, HONEST, gpu_study, on_gpu, pruned, reward_study, study, trial
 
+from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import replaced
 from carbonopt.core.format import (
@@ -300,6 +301,11 @@ def test_every_dimension_that_the_study_varies_is_named() -> None:
     assert short_params(decayed, varied) == "batch 16, lr 1e-3, 2 epochs, ZeRO 1, weight decay 0.1"
     assert params_text(decayed, varied).endswith(", ZeRO 1, weight decay 0.1")
     assert "decay" not in short_params(decayed) + params_text(decayed)
+
+
+def test_a_script_s_truth_value_is_shown_as_it_gets_it() -> None:
+    params = TrialParams(learning_rate=1e-3, shuffle=True)
+    assert params_text(params).endswith("shuffle true")
 
 
 def test_a_micro_batch_is_named_where_it_is_a_part_of_the_batch() -> None:

@@ -226,6 +226,27 @@ def test_a_percentage_that_is_nan_has_diverged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        ("is ([0-9.]+)", "Final accuracy is 0.91."),
+        ("is ([0-9.]+)", "Final accuracy is 0.91. Saved."),
+        ("acc ([0-9.]+)/", "acc 0.91/0.95 (val/train)"),
+    ],
+)
+def test_a_number_ends_where_its_sentence_does(pattern: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(line)
+    (point,) = QualitySource(pattern=pattern).read(tmp_path / "log", tmp_path, LOSS, 10)
+    assert point.value == 0.91
+
+
+@pytest.mark.parametrize("number", ["0.91.5", "0.91/0.95", "1.2.3."])
+def test_a_part_of_a_version_or_fraction_is_no_number(number: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"acc {number}")
+    with pytest.raises(BadInput):
+        QualitySource(pattern="acc ([0-9.]+)").read(tmp_path / "log", tmp_path, LOSS, 10)
+
+
+@pytest.mark.parametrize(
     ("pattern", "first", "then"),
     [
         ("acc ([0-9.]+)", "acc 0.5", "best acc so far saved to model.pt"),
@@ -270,3 +291,36 @@ def test_what_a_file_has_instead_of_the_key_is_named(text: str, named: str, tmp_
     path.write_text(text)
     with pytest.raises(NoQuality, match=named):
         QualitySource(file=str(path), key="acc").read(path, tmp_path, LOSS, 10)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ({"key": "acc"}, '{{"step": {}, "acc": {}}}\n'),
+        ({"pattern": r"step (?P<step>[0-9]+) acc (?P<value>\S+)"}, "step {} acc {}\n"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("before", "after", "own", "steps"),
+    [
+        # appended to a file that all trials share
+        ([(93, 0.8)], [(93, 0.8), (93, 0.7), (186, 0.9)], "trial", [93, 186]),
+        ([(93, 0.8)], [(93, 0.8), (50, 0.7), (93, 0.9)], "trial", [50, 93]),
+        # written anew
+        ([(93, 0.8)], [(50, 0.7), (93, 0.9), (186, 0.9)], "trial", [50, 93, 186]),
+        ([(93, 0.8)], [(93, 0.8), (93, 0.8)], ".", [93]),
+        # an earlier attempt's, from whose checkpoint the trial goes on
+        ([(50, 0.7)], [(50, 0.7), (93, 0.8), (186, 0.9)], ".", [50, 93, 186]),
+    ],
+)
+def test_what_other_trials_have_left_in_a_file_is_not_read(
+    source: dict, line: str, before: list, after: list, own: str, steps: list, tmp_path: Path
+) -> None:
+    file = tmp_path / "log"
+    read_from = QualitySource(file="log", **source)
+    file.write_text("".join(line.format(*each) for each in before))
+    state = read_from.state(tmp_path, tmp_path / own)
+    file.write_text("".join(line.format(*each) for each in after))
+    points = read_from.read(file, tmp_path, LOSS, 10, state)
+    assert [point.step for point in points] == steps
+    assert points[-1].value == after[-1][1]

@@ -349,3 +349,11 @@ def test_values_of_other_types_are_other_values(stored: object, given: object) -
     difference = _first_difference({"space": {"h": stored}}, {"space": {"h": given}})
     assert difference is not None and difference.startswith(f"space.h is {given!r} now")
     assert _first_difference({"h": stored}, {"h": stored}) is None
+
+
+def test_the_first_line_of_a_text_that_differs_is_named() -> None:
+    stored, given = ({"text": f"a: 1\nb: {value}\nc: 3"} for value in (2, 4))
+    difference = _first_difference(stored, given)
+    assert difference is not None and "line 2 of text" in difference
+    assert "'b: 4'" in difference and "'b: 2'" in difference and "c: 3" not in difference
+    assert "None in" in str(_first_difference({"text": "a"}, {"text": "a\nb"}))

@@ -16,10 +16,12 @@ from test_script import exported, study_of
 
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.quality import quality_of
+from carbonopt.core.trial import TrialState
 from carbonopt.report.sections.trial_conduct_section import caveats
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import headline
 from carbonopt.spec.trial_spec import Program, TrialSpec
+from carbonopt.storage.paths import StudyPaths
 from carbonopt.study.inherited_files import InheritedFiles, inherited_files
 from carbonopt.train.tasks.script import Script, ScriptWorkload
 
@@ -87,8 +89,8 @@ def test_a_file_that_a_script_names_outside_its_folder_is_inherited(
     began_at = datetime.fromtimestamp(since_s, UTC).isoformat()
     data = script_study(script_run(0, 30.0, started_at=began_at), workload=workload)
     program = Program(argv=("python", "train.py"), folder=str(tmp_path / "code"), environment={})
-    spec = Having(number=1, attempt=1, program=program)
-    found = inherited_files(spec, data)  # type: ignore[arg-type]
+    spec = Having(number=1, attempt=1, program=program, output_dir="output")
+    found = inherited_files(spec, data, StudyPaths(tmp_path / "none"))  # type: ignore[arg-type]
     assert found is not None
     time.sleep(0.02)
     weights.read_text()
@@ -136,12 +138,24 @@ def test_what_trials_leave_anywhere_is_inherited(
     began_at = datetime.fromtimestamp(since_s, UTC).isoformat()
     data = script_study(script_run(0, 30.0, started_at=began_at), workload=workload)
     program = Program(argv=tuple(command.split()), folder=str(code), environment={})
-    spec = Having(number=1, attempt=1, program=program)
-    found = inherited_files(spec, data)  # type: ignore[arg-type]
+    spec = Having(number=1, attempt=1, program=program, output_dir="output")
+    found = inherited_files(spec, data, StudyPaths(tmp_path / "none"))  # type: ignore[arg-type]
     assert found is not None
     time.sleep(0.02)
     weights.read_text()
     assert [Path(name).name for name in found.read()] == ["x.pt"]
+
+
+def test_a_shared_file_of_results_is_not_inherited(tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    results, weights = tmp_path / "log.jsonl", tmp_path / "last.bin"
+    for file in (results, weights):
+        file.write_text("of trial 0")
+    found = InheritedFiles([tmp_path], [(since_s, math.inf)], quality_file=results.resolve())
+    time.sleep(0.02)
+    for file in (results, weights):
+        file.read_text()
+    assert found.read() == ("last.bin",)
 
 
 def test_a_file_behind_links_is_inherited(tmp_path: Path) -> None:
@@ -214,6 +228,54 @@ def test_what_is_written_and_not_read_is_not_inherited(tmp_path: Path) -> None:
         inherited(tmp_path, since_s, trial=lambda: (tmp_path / "new.bin").write_text("of trial 1"))
         == ()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "trial", "attempt", "is_said"),
+    [
+        ("0000/output/best.pt", 1, 1, True),
+        ("0000/output-2/run/best.pt", 1, 1, True),
+        ("0000/checkpoints/best.pt", 1, 1, True),
+        ("0000/output/events.out.tfevents.1", 1, 1, False),  # TensorBoard reads it
+        ("0001/output/best.pt", 1, 2, True),  # of an earlier attempt
+        ("0001/output-2/best.pt", 1, 2, False),
+        ("0001/checkpoints/best.pt", 1, 2, False),
+        ("0002/output/best.pt", 1, 1, False),  # it runs, and may read its own
+    ],
+)
+def test_what_is_read_in_other_trials_folders_is_inherited(
+    name: str, trial: int, attempt: int, is_said: bool, tmp_path: Path
+) -> None:
+    paths = StudyPaths(tmp_path / "code" / "runs" / "own")
+    weights = paths.trials / name
+    weights.parent.mkdir(parents=True)
+    paths.storage.touch()
+    weights.write_text("best weights")
+    time.sleep(0.02)
+    weights.read_text()  # by the trial that saved it, for its last evaluation
+    time.sleep(0.02)
+    code = tmp_path / "code"
+    workload = {"folder": str(code), "command": "python train.py {learning_rate}"}
+    states = TrialState.COMPLETE, TrialState.COMPLETE, TrialState.RUNNING
+    runs = [
+        script_run(number, 30.0, started_at="2026-01-01T00:00:00+00:00", state=state)
+        for number, state in enumerate(states)
+    ]
+    data = script_study(*runs, workload=workload)
+    program = Program(argv=("python", "train.py"), folder=str(code), environment={})
+    output = "output" if attempt == 1 else f"output-{attempt}"
+    spec = Having(number=trial, attempt=attempt, program=program, output_dir=output)
+    untouched = inherited_files(spec, data, paths)  # type: ignore[arg-type]
+    found = inherited_files(spec, data, paths)  # type: ignore[arg-type]
+    assert untouched is not None and untouched.read() == ()
+    assert found is not None
+    time.sleep(0.02)
+    weights.read_text()
+    # Another worker's trial begins before this one ends.
+    inherited_files(spec, data, paths)  # type: ignore[arg-type]
+    assert found.read() == ((f"runs/own/trials/{name}",) if is_said else ())
+    weights.unlink()  # as workload.keep_outputs asks
+    assert found.read() == ()
 
 
 @pytest.mark.parametrize("leaves", ["read by its own trial", "replaced", "removed"])

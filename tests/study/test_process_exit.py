@@ -103,6 +103,7 @@ def test_ranks_that_were_still_connected_are_told_what_to_call() -> None:
     said = "done\nterminate called without an active exception\n"
     for code in (128 + 6, 1):
         assert "destroy_process_group" in how_they_ended(code, said)
+        assert "DDP model" in how_they_ended(code, said)
     assert "destroy_process_group" not in how_they_ended(128 + 6, "done\n")
 
 

@@ -52,10 +52,18 @@ class ConfigTemplate:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The names in braces that are kept unchanged because nothing is called so."""
+        """The names in braces that are kept unchanged because nothing is called so.
+
+        A Python file's own names in braces, such as in f"{name}", are left out.
+        """
         inner = ((braces[1] or braces[2]).strip() for braces in _BRACES.finditer(self.text))
+        own = set[str]()
+        if self.copy_name.endswith(".py"):
+            own.update(re.findall(r"[^\W\d]\w*", _BRACES.sub("", self.text)))
         return tuple(
-            dict.fromkeys(name for name in inner if name.isidentifier() and name not in self.known)
+            name
+            for name in dict.fromkeys(inner)
+            if name.isidentifier() and name not in self.known and name not in own
         )
 
     def filled(self, values: Mapping[str, Scalar]) -> str:

@@ -51,6 +51,12 @@ _RANK_OPTIONS = {
 _OUTPUT_OPTION = re.compile(
     r"--?(output|out|save|checkpoint|ckpt|logging|log)[-_]?(dir|folder|path)?|hydra\.run\.dir"
 )
+# What such an option has where it names no path: a level, a truth value, a number.
+_NO_PATH = re.compile(
+    r"trace|debug|info|warn(ing)?|error|critical|true|false|yes|no|on|off|none|null|best|last|all"
+    r"|[0-9.]*",
+    re.IGNORECASE,
+)
 _NO_TEXT = "\0"
 _MOST_PARSED = 200  # times that a template is parsed, with other texts in it
 # values of the placeholders that are no dimensions
@@ -296,6 +302,11 @@ def _check_program(task: "Script", base: Path) -> None:
                 "workload.command must have its program outside if, for, while and braces, but it"
                 f" ends with {words[0]}; put it into a script, and write `bash run.sh`."
             )
+        if re.search(rf"(?<!\S){re.escape(words[0])}\s*\(\s*\)", task.workload.command):
+            raise BadInput(
+                "workload.command must have its program outside a shell's functions, but it ends"
+                f" with the function {words[0]}; put it into a script, and write `bash run.sh`."
+            )
         if any(each.words[:2] == ("conda", "activate") for each in command.simple):
             raise BadInput(
                 "workload.command: conda activate needs your own shell; write "
@@ -502,14 +513,11 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
         )
     said += _rounded(task, space, template)
     if "output_dir" not in (*task.command.names, *(template.names if template else ())):
-        fixed = [
-            word for word in task.main.words if _OUTPUT_OPTION.fullmatch(word.partition("=")[0])
+        said += [
+            f"{option}: all trials write into the same folder; {{output_dir}} is a folder of each"
+            " one's own"
+            for option in _fixed_outputs(task)[:1]
         ]
-        if fixed:
-            said.append(
-                f"{fixed[0]}: all trials write into the same folder; {{output_dir}} is a folder of"
-                " each one's own"
-            )
     if (other := _other_python(task)) is not None:
         said.append(
             f"python is {sys.executable} in a trial, not {other}, which your shell finds; name that"
@@ -544,6 +552,24 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
     if missing:
         said.append(f"this Python finds no module {', '.join(missing)}, which the script imports")
     return tuple(said)
+
+
+def _fixed_outputs(task: "Script") -> list[str]:
+    """Return the options for output whose value is a path that all trials have in common.
+
+    The same names are used for flags, levels of a log and files to read.
+    """
+    found = []
+    for word, following in zip(task.main.words, (*task.main.words[1:], "-"), strict=True):
+        option, has_value, value = word.partition("=")
+        value = value if has_value else following
+        if not _OUTPUT_OPTION.fullmatch(option) or value.startswith("-"):
+            continue
+        if _NO_PATH.fullmatch(value) or any(task.command.of(value)):
+            continue
+        if not is_file(Path(task.workload.folder, value)):
+            found.append(word)
+    return found
 
 
 def _starting_elsewhere(task: "Script") -> list[str]:
