@@ -18,7 +18,15 @@ from pydantic import Field, model_validator
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import parsed_json, repeated_key
 from carbonopt.core.quality import Quality
-from carbonopt.core.script_reports import Reported, check_steps, evaluation, whole
+from carbonopt.core.script_reports import (
+    Lines,
+    Readings,
+    Reported,
+    check_data,
+    check_steps,
+    evaluation,
+    whole,
+)
 from carbonopt.core.values import Frozen
 from carbonopt.spec import matches_of_lines
 
@@ -90,7 +98,7 @@ class QualitySource(Frozen, allow_inf_nan=False):
         quality: Quality,
         steps: int,
         before: FileState | None = None,
-    ) -> list[Reported]:
+    ) -> Readings:
         """Return the evaluations that a script which has ended left, the last one at its end.
 
         Args:
@@ -102,8 +110,8 @@ class QualitySource(Frozen, allow_inf_nan=False):
 
         Raises:
             NoQuality: if nothing is there, or the trial has not written the file.
-            BadInput: for a value that is no number, or can't be one of the quality; and as
-                `check_steps`.
+            BadInput: for a value that is no number, or can't be one of the quality; for several
+                values in the line that counts; and as `check_steps` and `check_data`.
         """
         path = log if self.file is None else folder / self.file
         if not path.is_file():
@@ -115,17 +123,22 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 f"workload.quality_from: {path} was there before the trial, which has not written"
                 " it; let the script write one of its own into {output_dir}"
             )
-        steps_and_values = self._matches(path) if self.pattern is not None else self._values(path)
+        found = self._matches(path) if self.pattern is not None else self._values(path)
         points: list[Reported] = []
-        for step, value in steps_and_values:
-            qualities: dict[str, object] = {quality.name: self._number(value)}
-            mend = f"set workload.quality_from.scale: {self.scale / 100:g}"
-            point = evaluation(quality, qualities, None, _step(step, steps), of_percent=mend)
-            points.append(point)
-        if any(step is not None for step, _ in steps_and_values):
+        for each in found:
+            # Without steps, what stands before the last value may be no evaluation.
+            for value in each.values if each.step is not None else each.values[-1:]:
+                qualities: dict[str, object] = {quality.name: self._number(value)}
+                mend = f"set workload.quality_from.scale: {self.scale / 100:g}"
+                step = _step(each.step, steps)
+                points.append(evaluation(quality, qualities, None, step, of_percent=mend))
+        if any(each.step is not None for each in found):
             check_steps("workload.quality_from must find", points)
+        last = found[-1]
+        differ = len(set(map(str, last.values))) > 1
+        lines = Lines.of(last.lines, last.first, last.last) if differ else None
         # A step may be evaluated again: the later evaluation counts.
-        return list({point.step: point for point in points}.values())
+        return Readings(list({point.step: point for point in points}.values()), lines)
 
     def _number(self, value: object) -> float:
         try:
@@ -140,7 +153,7 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 f"workload.quality_from must find a number, but found {shortened(value)}."
             ) from error
 
-    def _matches(self, path: Path) -> list[tuple[object, object]]:
+    def _matches(self, path: Path) -> list[matches_of_lines.Matches]:
         assert self.pattern is not None
         program = [sys.executable, "-I", "-S", matches_of_lines.__file__, self.pattern, str(path)]
         try:
@@ -154,18 +167,28 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 " (a+)+"
             )
             raise BadInput(f"{must}, which take too long: it {slow}.") from error
-        if not (matches := json.loads(done.stdout)):
+        matches = [matches_of_lines.Matches(**step) for step in json.loads(done.stdout)]
+        if not matches:
             where = "the script's output" if self.file is None else str(path)
             raise NoQuality(
                 f"workload.quality_from.pattern, '{self.pattern}', matches nothing in {where};"
                 " give one that matches a line there"
             )
-        for point in matches:
-            for text in point:
-                _check_whole(text)
-        return [(step, value) for step, value in matches]
+        for each in matches:
+            _check_whole(each.step)
+            for value in each.values if each.step is not None else each.values[-1:]:
+                _check_whole(value)
+        last = matches[-1]
+        if last.step is None and len(values := dict.fromkeys(last.in_last)) > 1:
+            listed = " and ".join(map(str, values))
+            raise BadInput(
+                f"workload.quality_from.pattern must find one value in a line, but finds {listed}"
+                f" in {shortened(last.last)}; write before the group what stands before the value"
+                " that counts, or begin with .* for the line's last one."
+            )
+        return matches
 
-    def _values(self, path: Path) -> list[tuple[object, object]]:
+    def _values(self, path: Path) -> list[matches_of_lines.Matches]:
         assert self.key is not None
         if path.stat().st_size > _LARGEST_FILE:
             raise BadInput(
@@ -173,17 +196,25 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 " has more."
             )
         objects = _objects(path)
-        steps_and_values = [
-            (_looked_up(each, "step"), value)
-            for each in objects
-            if (value := _looked_up(each, self.key)) is not None
-        ]
-        if not steps_and_values:
+        of_step: list[Any] = []  # the objects of one step, or those without steps
+        found: list[matches_of_lines.Matches] = []
+        for each in objects:
+            if (value := _looked_up(each, self.key)) is None:
+                continue
+            # A file with one object has the end of the training, whatever it calls a step.
+            step = _looked_up(each, "step") if len(objects) > 1 else None
+            if not found or found[-1].step != step:
+                found.append(matches_of_lines.Matches(step))
+                of_step = []
+            of_step.append(each)
+            found[-1].begin_line(overwrites=False)
+            found[-1].add(value, json.dumps(each))
+        if not found:
             raise NoQuality(
                 f"workload.quality_from.key: {path} has no {self.key}, but {_names(objects[-1])}"
             )
-        # A file with one object has the end of the training, whatever it calls a step.
-        return steps_and_values if len(objects) > 1 else [(None, steps_and_values[0][1])]
+        check_data(of_step)
+        return found
 
 
 def _names(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Caveats on trials that did not run as a trial should, as far as this is known."""
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     yield from _breakdown_caveats(study)
     if shared := _files_of_both(study.data):
         yield study.caveat("evaluated_on_training", files=", ".join(map(visible_text, shared)))
+    yield from _quality_lines_caveats(study)
     for same in study.alike:
         one, other = map(visible_text, same.values)
         yield study.caveat(
@@ -74,6 +76,42 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if capped and study.data.config.is_script and study.recommendation.met:
         yield study.caveat("continued_script_pruned", trials=capped)
     yield from _planned_steps_caveats(study)
+
+
+def _quality_lines_caveats(study: StudyView) -> Iterator[Caveat]:
+    """Yield a caveat on scripts that wrote several values, of which the last one counts."""
+    several = [
+        record
+        for record in study.data.records
+        if record.state is TrialState.COMPLETE and record.quality_lines is not None
+    ]
+    unlike = [record for record in several if _is_unlike(record)]
+    for key, records in (("unlike_lines", unlike), ("several_lines", several)):
+        if not records:
+            continue
+        recommended = (record for record in records if record.trial == study.recommendation.trial)
+        shown = next(recommended, records[0])
+        lines = shown.quality_lines
+        assert lines is not None
+        yield study.caveat(
+            key,
+            lines=lines.count,
+            trials=[record.trial for record in records],
+            quality=study.quality.name,
+            example=(
+                f"trial {shown.trial}'s first is “{visible_text(lines.first)}”, and its last"
+                f" “{visible_text(lines.last)}”"
+            ),
+        )
+        return
+
+
+def _is_unlike(record: TrialRecord) -> bool:
+    """Return whether the last line with the quality has other words than the first one."""
+    lines = record.quality_lines
+    assert lines is not None
+    first, last = (re.findall("[^\\W\\d_]{2,}", line) for line in (lines.first, lines.last))
+    return first != last
 
 
 def _breakdown_caveats(study: StudyView) -> Iterator[Caveat]:
