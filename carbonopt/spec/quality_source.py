@@ -80,6 +80,26 @@ class QualitySource(Frozen, allow_inf_nan=False):
         how = f"key {self.key}" if self.pattern is None else f"pattern '{self.pattern}'"
         return f"{how} in {where}" + ("" if self.scale == 1 else f", times {self.scale:g}")
 
+    def check_quality(self, quality: Quality) -> None:
+        """Check that the value isn't a loss where its exponential is the quality.
+
+        Raises:
+            BadInput: if the name nearest before the value is a loss's.
+        """
+        before = self.key or (self.pattern or "").partition("(?P<value>")[0]
+        if self.pattern is not None and before == self.pattern:
+            before = re.split(r"(?<!\\)\((?!\?)", self.pattern)[0]
+        names = re.findall("loss|nll|cross.?entropy|exp|ppl|perplexity", before, re.IGNORECASE)
+        names = [name.lower() for name in names]
+        if quality.value_of_mean != "exp" or not names or "exp" in names:
+            return
+        if names[-1] not in ("ppl", "perplexity"):
+            raise BadInput(
+                f"workload.quality_from must find the {quality.name} itself, but finds what is"
+                f" called {names[-1]}; let the script write exp({names[-1]}), or set target:"
+                " {quality: NAME, at_most: VALUE} for the loss."
+            )
+
     def state(self, folder: Path) -> FileState | None:
         """Return the state of the file in a script's folder, which a trial that writes it changes.
 
