@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from carbonopt.analysis.confidence import curve
 from carbonopt.core.dimensions import affecting
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Scalar
@@ -75,11 +76,4 @@ def _pairs(records: Sequence[TrialRecord], dimension: str) -> list[tuple[TrialRe
 
 def _evaluated_alike(first: TrialRecord, second: TrialRecord) -> bool:
     # The quality is that of the last evaluation; most trials differ in it.
-    return first.quality == second.quality and _evaluations(first) == _evaluations(second)
-
-
-def _evaluations(record: TrialRecord) -> list[tuple[object, ...]]:
-    return [
-        (point.step, point.value, point.sum, point.count, point.other_qualities)
-        for point in record.evals
-    ]
+    return first.quality == second.quality and curve(first) == curve(second)

@@ -506,11 +506,11 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
     said += _rounded(task, space, template)
     last_word = re.split(r"[\W_]+", quality.name.lower())[-1]
     if last_word in (_LESS_IS_BETTER if quality.direction == "maximize" else _MORE_IS_BETTER):
-        other = "at_most" if quality.direction == "maximize" else "at_least"
+        bound = "at_most" if quality.direction == "maximize" else "at_least"
         said.append(
             f"target.quality {quality.name} is to be {quality.bound_word} a value, so that"
             f" {'more' if quality.direction == 'maximize' else 'less'} of it is better; if that is"
-            f" wrong, write {other}"
+            f" wrong, write {bound}"
         )
     if "output_dir" not in (*task.command.names, *(template.names if template else ())):
         fixed = [
