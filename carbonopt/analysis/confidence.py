@@ -27,7 +27,7 @@ NEARLY_AS_CHEAP = 0.05  # share of the recommended one's emissions
 
 
 # Equal evaluations that are no chance: of accuracies over 500 examples, one pair in 20 is equal.
-_ALIKE_NOT_BY_CHANCE = 3
+NOT_BY_CHANCE = 3
 
 
 class Standing(StrEnum):
@@ -334,7 +334,7 @@ class Evidence:
         repeated = [tried for tried in self.configurations if tried.n > 1]
         compared = sum((tried.n - 1) * len(tried.first.evals) for tried in repeated)
         return noise.deviation == 0 or (
-            compared >= _ALIKE_NOT_BY_CHANCE
+            compared >= NOT_BY_CHANCE
             and all(curve(run) == curve(tried.first) for tried in repeated for run in tried.runs)
         )
 
