@@ -1222,3 +1222,13 @@ def test_a_direction_unlike_the_quality_s_name_is_noted(
     notes = check(load_study(study_of(tmp_path, target=target))).notes
     said = [note for note in notes if note.startswith("target.quality")]
     assert [note.split()[-1] for note in said] == ([] if noted is None else [noted])
+
+
+@pytest.mark.parametrize(
+    ("more", "replaced"), [("run.report(accuracy=1.0, count=8)", 0.75), ("", None)]
+)
+def test_the_value_that_a_step_had_before_is_recorded(
+    more: str, replaced: float | None, tmp_path: Path
+) -> None:
+    record = watched(LOOP + more + "\n", tmp_path)
+    assert (record.replaced_value, len(record.evals)) == (replaced, 3)

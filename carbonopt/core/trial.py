@@ -286,6 +286,8 @@ class TrialRecord(Frozen):
     total_steps: Whole | None = None  # optimizer steps the whole trial would have
     # files that earlier trials had changed and the script read or may have read
     inherited_files: tuple[str, ...] = ()
+    # value that the last step had before a later evaluation of it gave another; None: it had none
+    replaced_value: Measured | None = None
     # lines in which a script's quality was found, where they have several values; else None
     quality_lines: QualityLines | None = None
     # seconds in which it did not run, such as on a suspended laptop; no other figure has them

@@ -535,9 +535,11 @@ class TrialWatch:
         train_kwh = self._train_kwh()
         point = reported.point.model_copy(update={"train_energy_kwh": train_kwh})
         # A script may evaluate a step again: the later evaluation counts.
+        replaced = None
         while self._evals and self._evals[-1].step >= point.step:
-            self._evals.pop()
+            replaced = self._evals.pop().value
         self._evals.append(point)
+        self.so_far = self.so_far.model_copy(update={"replaced_value": replaced})
         self._note(
             **{name: getattr(reported, name) for name in _MEASURED_BY_RANKS},
             predictions=reported.predictions or None,
