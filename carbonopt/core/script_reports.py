@@ -234,7 +234,7 @@ def check_data(objects: Sequence[Any]) -> None:
             if isinstance(earlier, str) and not _TRAINING.fullmatch(earlier):
                 raise BadInput(
                     f"the last value must be the one that counts, but its {shortened(name)} is"
-                    f" {shortened(value)}, behind one of {shortened(earlier)}; {_ONE_OF_SEVERAL}"
+                    f" {shortened(value)}, behind one of {shortened(earlier)}. {_ONE_OF_SEVERAL}"
                 )
 
 
