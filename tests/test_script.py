@@ -18,11 +18,12 @@ from commands import refusal, within
 from carbonopt.cli.check_text import describe_study
 from carbonopt.core.dimensions import TrialParams
 from carbonopt.core.errors import BadInput
-from carbonopt.core.quality import quality_of
+from carbonopt.core.quality import PERPLEXITY, quality_of
 from carbonopt.core.trial import Forecast, Phase, StopReason, TrialRecord, TrialState
 from carbonopt.energy.cpu_time import CpuTime
 from carbonopt.energy.replay_meter import ReplayMeter
 from carbonopt.engines.process.processes import WorkProcesses
+from carbonopt.spec.quality_source import QualitySource
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.trial_watch import Rules, TrialWatch, begun_record
 from carbonopt.study_file.reader import load_study
@@ -1182,3 +1183,52 @@ def test_other_tasks_take_no_dimension_that_they_do_not_know(
     tiny_study["search"]["space"]["my_width"] = {"choices": [1, 2]}
     done = within("check", write_study(tiny_study))
     assert done.returncode == 2 and "unknown key search.space.my_width" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ({"pattern": "val loss ([0-9.]+)"}, True),
+        ({"pattern": "(?P<step>[0-9]+) NLL (?P<value>[0-9.]+)"}, True),
+        ({"file": "a.json", "key": "log.-1.eval_loss"}, True),
+        ({"pattern": "loss [0-9.]+ ppl ([0-9.]+)"}, False),
+        ({"pattern": r"exp\(loss\), perplexity: ([0-9.]+)"}, False),
+        ({"pattern": r"exp\(val_loss\) = ([0-9.]+)"}, False),
+        ({"pattern": "test: ([0-9.]+)"}, False),
+    ],
+)
+def test_a_loss_is_no_perplexity(source: dict[str, str], refused: bool) -> None:
+    found = QualitySource(**source)
+    found.check_quality(quality_of("val_loss", "minimize"))
+    if refused:
+        with pytest.raises(BadInput, match="exp"):
+            found.check_quality(PERPLEXITY)
+    else:
+        found.check_quality(PERPLEXITY)
+
+
+@pytest.mark.parametrize(
+    ("target", "noted"),
+    [
+        ({"quality": "val_loss", "at_least": 0.1}, "at_most"),
+        ({"quality": "eval/acc", "at_most": 0.1}, "at_least"),
+        ({"quality": "val_loss", "at_most": 0.1}, None),
+        ({"quality": "loss_scale", "at_least": 0.1}, None),
+    ],
+)
+def test_a_direction_unlike_the_quality_s_name_is_noted(
+    target: dict, noted: str | None, tmp_path: Path
+) -> None:
+    notes = check(load_study(study_of(tmp_path, target=target))).notes
+    said = [note for note in notes if note.startswith("target.quality")]
+    assert [note.split()[-1] for note in said] == ([] if noted is None else [noted])
+
+
+@pytest.mark.parametrize(
+    ("more", "replaced"), [("run.report(accuracy=1.0, count=8)", 0.75), ("", None)]
+)
+def test_the_value_that_a_step_had_before_is_recorded(
+    more: str, replaced: float | None, tmp_path: Path
+) -> None:
+    record = watched(LOOP + more + "\n", tmp_path)
+    assert (record.replaced_value, len(record.evals)) == (replaced, 3)

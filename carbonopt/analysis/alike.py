@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from carbonopt.analysis.confidence import NOT_BY_CHANCE, curve
 from carbonopt.core.dimensions import affecting
 from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.core.values import Scalar
@@ -48,17 +49,20 @@ def alike(data: StudyData) -> tuple[Alike, ...]:
                     (first, second)
                 )
         for values, pairs in compared.items():
-            if all(_evaluated_alike(first, second) for first, second in pairs):
+            if not all(_evaluated_alike(first, second) for first, second in pairs):
+                continue
+            equal = sum(len(_common(first, second)) for first, second in pairs)
+            if equal >= (NOT_BY_CHANCE if data.config.quality.is_share else 1):
                 trials = tuple(sorted({record.trial for pair in pairs for record in pair}))
                 found.append(Alike(dimension, values, trials))
     return tuple(found)
 
 
 def _pairs(records: Sequence[TrialRecord], dimension: str) -> list[tuple[TrialRecord, TrialRecord]]:
-    """Return pairs of complete trials that differ in this dimension alone."""
+    """Return pairs of trials with evaluations in common that differ in this dimension alone."""
     groups: dict[tuple[object, ...], list[TrialRecord]] = defaultdict(list)
     for record in records:
-        if record.state is TrialState.COMPLETE and record.evals:
+        if record.state in (TrialState.COMPLETE, TrialState.PRUNED) and record.evals:
             others = {
                 name: value
                 for name, value in record.params.model_dump().items()
@@ -69,17 +73,27 @@ def _pairs(records: Sequence[TrialRecord], dimension: str) -> list[tuple[TrialRe
             ].append(record)
     pairs = (pair for group in groups.values() for pair in itertools.combinations(group, 2))
     return [
-        pair for pair in pairs if pair[0].params.value(dimension) != pair[1].params.value(dimension)
+        (first, second)
+        for first, second in pairs
+        if first.params.value(dimension) != second.params.value(dimension)
+        and (_both_complete(first, second) or len(_common(first, second)) > 1)
     ]
+
+
+def _both_complete(first: TrialRecord, second: TrialRecord) -> bool:
+    return first.state is second.state is TrialState.COMPLETE
 
 
 def _evaluated_alike(first: TrialRecord, second: TrialRecord) -> bool:
+    """Return whether complete trials had the same evaluations, and others those in common."""
     # The quality is that of the last evaluation; most trials differ in it.
-    return first.quality == second.quality and _evaluations(first) == _evaluations(second)
+    if _both_complete(first, second):
+        return first.quality == second.quality and curve(first) == curve(second)
+    common = _common(first, second)
+    one, other = ([point for point in curve(run) if point[0] in common] for run in (first, second))
+    return one == other
 
 
-def _evaluations(record: TrialRecord) -> list[tuple[object, ...]]:
-    return [
-        (point.step, point.value, point.sum, point.count, point.other_qualities)
-        for point in record.evals
-    ]
+def _common(first: TrialRecord, second: TrialRecord) -> set[int]:
+    """Return the steps at which both trials were evaluated."""
+    return {point.step for point in first.evals} & {point.step for point in second.evals}

@@ -26,6 +26,10 @@ LARGEST_MARGIN = 500.0
 NEARLY_AS_CHEAP = 0.05  # share of the recommended one's emissions
 
 
+# Equal evaluations that are no chance: of accuracies over 500 examples, one pair in 20 is equal.
+NOT_BY_CHANCE = 3
+
+
 class Standing(StrEnum):
     """The standing of a configuration against the target."""
 
@@ -154,7 +158,9 @@ class Confidence(Frozen):
     emissions_deviation_kg_co2e: float | None  # standard deviation of one run, in the same way
     # chance that one more run, with another seed, misses the target; None: it ran once
     miss_chance: float | None
-    confirmed: bool  # whether the bound meets the target
+    # whether the bound meets the target, and the runs differ: equal ones show no seed's luck
+    confirmed: bool
+    seeds_alike: bool = False  # whether its runs were equal although each had another seed
     # None: it is confirmed, it has no bound, or no other one is as cheap and surer
     safer_alternative: SaferAlternative | None
 
@@ -309,8 +315,27 @@ class Evidence:
             value_bound=self.bound(candidate),
             emissions_deviation_kg_co2e=self._emissions_deviation_kg_co2e(candidate),
             miss_chance=self._miss_chance(candidate),
-            confirmed=self.confirmed(candidate),
+            confirmed=self.confirmed(candidate) and not self._seeds_alike(candidate),
+            seeds_alike=self._seeds_alike(candidate),
             safer_alternative=self._safer_alternative(candidate),
+        )
+
+    def _seeds_alike(self, candidate: Configuration) -> bool:
+        """Return whether a configuration's runs are equal and that is not by chance.
+
+        Equal shares of few examples may be, and so may the best value there is. They are not where
+        all repeats of all configurations have the evaluations of the first run, and that at several
+        places.
+        """
+        noise = self._noise(candidate)
+        is_best = candidate.value == candidate.quality.best
+        if noise is None or is_best or len({run.seed for run in candidate.runs}) == 1:
+            return False
+        repeated = [tried for tried in self.configurations if tried.n > 1]
+        compared = sum((tried.n - 1) * len(tried.first.evals) for tried in repeated)
+        return noise.deviation == 0 or (
+            compared >= NOT_BY_CHANCE
+            and all(curve(run) == curve(tried.first) for tried in repeated for run in tried.runs)
         )
 
     def _miss_chance(self, candidate: Configuration) -> float | None:
@@ -462,6 +487,14 @@ def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:
         for record in filter(objectives, repeats_of[None])
         for again in [repeats_of[record.trial]]
     )
+
+
+def curve(record: TrialRecord) -> list[tuple[object, ...]]:
+    """Return the steps and values of a trial's evaluations, to their last digit."""
+    return [
+        (point.step, point.value, point.sum, point.count, point.other_qualities)
+        for point in record.evals
+    ]
 
 
 def is_failed_replicate(record: TrialRecord) -> bool:

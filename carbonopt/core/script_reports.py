@@ -6,6 +6,7 @@ Nothing but Python is imported here.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import operator
 import re
@@ -19,6 +20,7 @@ from carbonopt.core.files import parsed_json, repeated_key
 from carbonopt.core.quality import Quality
 
 LARGEST_COUNT = 10**12
+LONGEST_SHOWN = 200  # characters that a record has of a line
 # A larger value counts as infinite: its sum over examples, or a square, would overflow.
 LARGEST_VALUE = 1e100
 # a terminal's colours, as in `spec.matches_of_lines`, which imports nothing
@@ -29,6 +31,13 @@ _BEFORE_JSON = re.compile(r"^[^{]*\[\d+:\d\d[^{\]]*\]\s*(?=\{)")
 _VALUE = (
     r"""\s*[:=]\s*(?:[\w.]+\(\s*)?["']?"""
     r"([-+]?[\d.][-+\w.]*%?|(?i:[-+]?(?:nan|inf|infinity|none|null)\b))"
+)
+# How a value says in a field beside it that it is of the training data.
+_TRAINING = re.compile(r"\s*train(?:ing)?(?:[\s_-]*(?:set|data|split))?\s*", re.IGNORECASE)
+_ONE_OF_SEVERAL = (
+    "Give a value of other data, such as a test's or the training's, a name of its own, or give"
+    " workload.quality_from a pattern that matches the lines that count alone, such as"
+    """ '"split": "val".*"accuracy": ([0-9.]+)'."""
 )
 _PERCENT_FROM = 1.01  # a share of up to this may be 1 with the error of a bfloat16
 
@@ -43,6 +52,32 @@ class Reported:
     count: int  # number of examples or tokens; 1 where it is not known
     other_qualities: dict[str, float]
     tokens: None = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines that gave one evaluation other values; its fields are those of `QualityLines`."""
+
+    count: int
+    first: str
+    last: str  # the line that counts
+
+    @classmethod
+    def of(cls, count: int, first: str, last: str) -> Lines:
+        """Make them of whole lines, which are cut to LONGEST_SHOWN characters."""
+        texts = (
+            f"{line[: LONGEST_SHOWN - 1]}…" if len(line) > LONGEST_SHOWN else line
+            for line in (first, last)
+        )
+        return cls(count, *texts)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The evaluations that were read in what a script wrote."""
+
+    points: list[Reported]
+    lines: Lines | None  # the lines of the last evaluation; None: one, or all with one value
 
 
 def whole(name: str, value: object, lowest: int) -> int:
@@ -143,80 +178,128 @@ def check_steps(must: str, points: Sequence[Reported]) -> None:
     """Check that the steps of a script's evaluations are numbered through the whole training.
 
     Steps that start anew, as those of an epoch or a fold do, go back, or are the same at the end of
-    each. The last of them is not the number of steps that the training made.
+    each. The last of them is not the number of steps that the training made. One step may come
+    again with another value, such as the last one with the best weights. If several do, they are
+    of several data, such as the training's, or of several processes.
 
     Args:
         must: how a message begins, such as "a script must print".
         points: the evaluations, in the order in which they were made.
 
     Raises:
-        BadInput: if steps go back to other values, or the only step comes again with another value.
+        BadInput: If steps go back to other values, or if the only step or several steps come again
+            with another value.
     """
     advice = (
         "number steps through the whole training, not anew in each epoch or fold. If trials write"
         " one shared file, write it into {output_dir}. Or leave the steps out."
     )
     known: dict[int, float | None] = {}
-    has_gone_back = False
+    distinct: set[float | None] = set()
+    highest, has_gone_back = 0, False
     for before, after in pairwise(points):
         known[before.step] = before.value
+        distinct.add(before.value)
+        highest = max(highest, before.step)
         has_gone_back |= after.step < before.step
         # A training that goes on after a cut evaluates some steps again, to the same values.
         # A quality that never changes tells nothing: it may be another epoch's.
-        differ = len(set(known.values())) > 1
-        is_again = differ and after.step in known and known[after.step] == after.value
-        if has_gone_back and after.step <= max(known) and not is_again:
+        is_again = len(distinct) > 1 and after.step in known and known[after.step] == after.value
+        if has_gone_back and after.step <= highest and not is_again:
             raise BadInput(
                 f"{must} steps in the order in which they were made, but step {after.step} comes"
-                f" after step {max(known)}; {advice}"
+                f" after step {highest}; {advice}"
             )
-    in_training = [point for point in points if point.step > 0]
-    steps = {point.step for point in in_training}
-    values = {point.value for point in in_training}
-    if len(steps) == 1 and len(values) > 1:
+    values: dict[int, dict[float | None, None]] = {}  # an ordered set of values for each step
+    for point in points:
+        values.setdefault(point.step, {})[point.value] = None
+    in_training = [step for step in values if step > 0]
+    again = [step for step in in_training if len(values[step]) > 1]
+    if len(again) >= min(2, len(in_training)) > 0:
+        step, others = again[0], len(again) - 1
+        more = f"as {others} more do" if others else "and there is no other"
+        first, then, *_ = values[step]
         raise BadInput(
-            f"{must} each step once, but step {in_training[0].step} comes {len(in_training)} times,"
-            f" with {len(values)} values, and no other; {advice} A value of other data, such as a"
-            " test's, needs a name of its own."
+            f"{must} one value a step, but step {step} comes with {first} and with {then}, {more};"
+            f" {advice} {_ONE_OF_SEVERAL}"
         )
 
 
-def printed_evaluations(said: str, quality: Quality, steps: int) -> list[Reported]:
+def check_data(objects: Sequence[Any]) -> None:
+    """Refuse the training data's value behind one of other data, as values of one evaluation.
+
+    Args:
+        objects: the JSON objects with its values, in their order.
+
+    Raises:
+        BadInput: if the last object alone says that it is of the training data.
+    """
+    for name, value in objects[-1].items() if isinstance(objects[-1], dict) else ():
+        if not (isinstance(value, str) and _TRAINING.fullmatch(value)):
+            continue
+        for other in objects[:-1]:
+            earlier = other.get(name) if isinstance(other, dict) else None
+            if isinstance(earlier, str) and not _TRAINING.fullmatch(earlier):
+                raise BadInput(
+                    f"the last value must be the one that counts, but its {shortened(name)} is"
+                    f" {shortened(value)}, behind one of {shortened(earlier)}. {_ONE_OF_SEVERAL}"
+                )
+
+
+def lines_of_last(points: Sequence[Reported], texts: Sequence[str]) -> Lines | None:
+    """Return the lines that gave the last evaluation its values; None: they gave one value.
+
+    Args:
+        points: the evaluations in their order; those of the last one come again with its step.
+        texts: the line of each.
+    """
+    same = len(list(itertools.takewhile(lambda each: each.step == points[-1].step, points[::-1])))
+    if len({point.value for point in points[-same:]}) < 2:
+        return None
+    return Lines.of(same, texts[-same], texts[-1])
+
+
+def printed_evaluations(said: str, quality: Quality, steps: int) -> Readings:
     """Return the evaluation in the last line that is a JSON object with the quality.
 
-    The list is empty if there is none. Colours, and a progress bar before it, are left out. The
+    There is none if there is no such line. Colours, and a progress bar before it, are left out. The
     line may have `step` (else it is `steps`) and `count`.
 
     Raises:
         BadInput: as `evaluation`; if that line can't be read, or a later one has another value in
-            another form, since an earlier one would be of another evaluation; and as `check_steps`.
+            another form, since an earlier one would be of another evaluation; and as `check_steps`
+            and `check_data`.
     """
 
-    points: list[Reported] = []  # the last one first
+    found: list[tuple[Reported, dict[str, Any], str]] = []  # the last one first
     later: list[str] = []  # the lines behind it
     # splitlines would end a line within a text, too, at signs that JSON allows there
     for line in reversed(re.split(r"[\r\n]+", said)):
         try:
             printed = _printed_object(line, quality)
-            if printed is None or (points and "step" not in printed):
-                later += [line] if not points else []
+            if printed is None or (found and ("step" in printed) != ("step" in found[0][1])):
+                later += [line] if not found else []
                 continue
             step = whole("step", printed.get("step", steps), 1)
             value = printed[quality.name]
             # Loggers write NaN as null.
             values: dict[str, object] = {quality.name: math.nan if value is None else value}
             point = evaluation(quality, values, printed.get("count"), step)
-            if not points:
+            if not found:
                 _check_later(later, quality.name, values[quality.name])
         except BadInput:
-            if not points:
+            if not found:
                 raise
             continue  # only the last line counts
-        points.append(point)
-        if "step" not in printed:
-            return points
-    check_steps("the script must print", points[::-1])
-    return points[:1]
+        found.append((point, printed, line.strip()))
+    if not found:
+        return Readings([], None)
+    points, objects, texts = (list(each) for each in zip(*reversed(found), strict=True))
+    if "step" in objects[-1]:
+        check_steps("the script must print", points)
+    last = points[-1]
+    check_data([each for each, at in zip(objects, points, strict=True) if at.step == last.step])
+    return Readings([last], lines_of_last(points, texts))
 
 
 def _check_later(lines: Sequence[str], name: str, value: object) -> None:

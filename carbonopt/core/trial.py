@@ -219,6 +219,14 @@ class Forecast(Frozen):
     checked_trials: Whole
 
 
+class QualityLines(Frozen):
+    """The lines that a script wrote with several values of its last evaluation."""
+
+    count: Whole
+    first: str
+    last: str  # the line that counts
+
+
 class TrialRecord(Frozen):
     """A trial as exported: `carbonopt export --format jsonl` prints one a line."""
 
@@ -278,6 +286,10 @@ class TrialRecord(Frozen):
     total_steps: Whole | None = None  # optimizer steps the whole trial would have
     # files that earlier trials had changed and the script read or may have read
     inherited_files: tuple[str, ...] = ()
+    # value that the last step had before a later evaluation of it gave another; None: it had none
+    replaced_value: Measured | None = None
+    # lines in which a script's quality was found, where they have several values; else None
+    quality_lines: QualityLines | None = None
     # seconds in which it did not run, such as on a suspended laptop; no other figure has them
     standstill_s: Finite | None = None
     # steps that a script had announced; None: as many as it made

@@ -154,7 +154,8 @@ def _reached_text(study: StudyView) -> str:
     sure = study.recommendation.confidence
     runs = runs_of_value(study.quality, sure.seeds, sure.value_bound) if sure else "one run"
     if sure is not None and sure.value_bound is not None:
-        runs += f": {'confirmed' if sure.confirmed else 'not confirmed'}"
+        unsure = "the seed changes nothing" if sure.seeds_alike else "not confirmed"
+        runs += f": {'confirmed' if sure.confirmed else unsure}"
     return f"target: {_target(study)}; {runs}"
 
 

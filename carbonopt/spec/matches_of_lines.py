@@ -9,7 +9,9 @@ import io
 import json
 import re
 import sys
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 LONGEST_LINE = 10_000  # characters of a line that are looked at
 MOST_POINTS = 200  # about the most matches with a step that are returned
@@ -64,30 +66,59 @@ _NAMES_ESCAPES = re.compile(r"\x1b|\\x1b|\\u001b|\\0?33", re.IGNORECASE)
 Value = str | tuple[str, str]
 
 
-def find(pattern: str, path: Path, begin: int = 0) -> list[tuple[Value | None, Value]]:
-    """Return step and value of the matches from a byte of a file on, as texts.
+@dataclass
+class Matches:
+    """The matches of one step, or all of them where a pattern has no step."""
 
-    Of matches with a step there are some along the way, and the last one. Where a pattern for
-    numbers alone would match a line if NaN were a number, the value is NaN. So it is with words
-    such as None and N/A behind the last match: that word is the value then, which is no number. A
-    terminal's escapes are left out of the lines, unless the pattern names some.
+    step: Any
+    values: list[Any] = field(default_factory=list)  # some, of which the last is the last one
+    lines: int = 0  # how many lines matched
+    first: str = ""  # the first of them
+    last: str = ""
+    in_last: list[Any] = field(default_factory=list)  # the values in the last line
+
+    def begin_line(self, *, overwrites: bool) -> None:
+        """Begin a line with matches, which a terminal shows in the place of the last one or not."""
+        self.in_last = []
+        if overwrites and self.lines:
+            self.values.pop()
+        else:
+            self.lines += 1
+
+    def add(self, value: Any, line: str) -> None:
+        self.in_last.append(value)
+        if len(self.values) > 2:
+            self.values[-1] = value
+        else:
+            self.values.append(value)
+        self.last = line
+        if self.lines == 1:
+            self.first = line
+
+
+def find(pattern: str, path: Path, begin: int = 0) -> list[Matches]:
+    """Return the matches by step from a byte of a file on, in their order, as texts.
+
+    Of steps there are some along the way, and the last one. Where a pattern for numbers alone would
+    match a line if NaN were a number, the value is NaN. So it is with words such as None and N/A
+    behind the last match: that word is the value then, which is no number. A terminal's escapes are
+    left out of the lines, unless the pattern names some.
     """
     expression = re.compile(pattern)
     group = "value" if "value" in expression.groupindex else 1
-    has_step = "step" in expression.groupindex
     keeps_escapes = _NAMES_ESCAPES.search(pattern) is not None
-    found: list[tuple[Value | None, Value]] = []
+    found: list[Matches] = []
     earlier = _IN_ITS_PLACE  # the last number that the pattern took
     lacking: str | None = None  # the word in the place of a value behind the last match
-    # universal newlines: a progress bar's \r ends a line, too
+    overwrites = False
     with path.open("rb") as file:
         file.seek(begin)
-        lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
+        lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
         for whole_line in lines:
             if not keeps_escapes and "\x1b" in whole_line:
                 whole_line = _ESCAPES.sub("", whole_line)
             # With what follows, so that a number which the end cuts is not taken for another one.
-            line = whole_line[: LONGEST_LINE + _LOOKED_AT].rstrip("\n")
+            line = whole_line[: LONGEST_LINE + _LOOKED_AT].rstrip("\r\n")
             matches = [
                 (match, _whole(match, group))
                 for match in expression.finditer(line, 0, LONGEST_LINE)
@@ -105,13 +136,30 @@ def find(pattern: str, path: Path, begin: int = 0) -> list[tuple[Value | None, V
                 # A pattern of a number alone would match a ruler or a title, too.
                 if any(re.search(r"\w", _beside(match, group)) for match in places):
                     lacking = word[0]
-            for match, value in matches:
-                has_own = has_step and match["step"] is not None
-                point = (_whole(match, "step") if has_own else None, value)
-                found = [*found, point] if has_step else [point]
-                if len(found) > 2 * MOST_POINTS:
-                    found = found[:-1:2] + found[-1:]
-    return found if lacking is None else [*found, (None, lacking)]
+            _add(found, matches, overwrites=overwrites)
+            if len(found) > 2 * MOST_POINTS:
+                found = found[:-1:2] + found[-1:]
+            # A progress bar's \r ends a line, too, over which the next one is written.
+            overwrites = whole_line.endswith("\r") and bool(line.strip())
+    return found if lacking is None else [*found, Matches(None, [lacking])]
+
+
+def _add(
+    found: list[Matches], matches: list[tuple["re.Match[str]", Value]], *, overwrites: bool
+) -> None:
+    """Add the matches of a line to those of their steps."""
+    step_before: Matches | None = None
+    for match, value in matches:
+        has_step = "step" in match.re.groupindex and match["step"] is not None
+        step = _whole(match, "step") if has_step else None
+        if not found or found[-1].step != step:
+            found.append(Matches(step))
+        if found[-1] is not step_before:
+            found[-1].begin_line(overwrites=overwrites)
+            step_before = found[-1]
+        # of a long line what stands beside the match
+        begin = max(0, match.start() - _LOOKED_AT)
+        found[-1].add(value, match.string[begin : match.end() + _LOOKED_AT].strip())
 
 
 def _in_place_of(
@@ -243,4 +291,5 @@ def _is_listed(line: str, comma: int) -> bool:
 
 
 if __name__ == "__main__":
-    json.dump(find(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])), sys.stdout)
+    found = find(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    json.dump([asdict(step) for step in found], sys.stdout)

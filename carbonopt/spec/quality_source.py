@@ -20,7 +20,15 @@ from pydantic import Field, model_validator
 from carbonopt.core.errors import BadInput, shortened
 from carbonopt.core.files import parsed_json, repeated_key
 from carbonopt.core.quality import Quality
-from carbonopt.core.script_reports import Reported, check_steps, evaluation, whole
+from carbonopt.core.script_reports import (
+    Lines,
+    Readings,
+    Reported,
+    check_data,
+    check_steps,
+    evaluation,
+    whole,
+)
 from carbonopt.core.values import Frozen
 from carbonopt.spec import matches_of_lines
 
@@ -87,6 +95,26 @@ class QualitySource(Frozen, allow_inf_nan=False):
         how = f"key {self.key}" if self.pattern is None else f"pattern '{self.pattern}'"
         return f"{how} in {where}" + ("" if self.scale == 1 else f", times {self.scale:g}")
 
+    def check_quality(self, quality: Quality) -> None:
+        """Check that the value isn't a loss where its exponential is the quality.
+
+        Raises:
+            BadInput: if the name nearest before the value is a loss's.
+        """
+        before = self.key or (self.pattern or "").partition("(?P<value>")[0]
+        if self.pattern is not None and before == self.pattern:
+            before = re.split(r"(?<!\\)\((?!\?)", self.pattern)[0]
+        names = re.findall("loss|nll|cross.?entropy|exp|ppl|perplexity", before, re.IGNORECASE)
+        names = [name.lower() for name in names]
+        if quality.value_of_mean != "exp" or not names or "exp" in names:
+            return
+        if names[-1] not in ("ppl", "perplexity"):
+            raise BadInput(
+                f"workload.quality_from must find the {quality.name} itself, but finds what is"
+                f" called {names[-1]}; let the script write exp({names[-1]}), or set target:"
+                " {quality: NAME, at_most: VALUE} for the loss."
+            )
+
     def state(self, folder: Path, own: Path) -> FileState | None:
         """Return the state of the file in a script's folder, which a trial that writes it changes.
 
@@ -107,7 +135,7 @@ class QualitySource(Frozen, allow_inf_nan=False):
         quality: Quality,
         steps: int,
         before: FileState | None = None,
-    ) -> list[Reported]:
+    ) -> Readings:
         """Return the evaluations that a script which has ended left, the last one at its end.
 
         Args:
@@ -119,8 +147,8 @@ class QualitySource(Frozen, allow_inf_nan=False):
 
         Raises:
             NoQuality: if nothing is there, or the trial has not written the file.
-            BadInput: for a value that is no number, or can't be one of the quality; and as
-                `check_steps`.
+            BadInput: for a value that is no number, or can't be one of the quality; for several
+                values in the line that counts; and as `check_steps` and `check_data`.
         """
         path = log if self.file is None else folder / self.file
         if not path.is_file():
@@ -134,17 +162,22 @@ class QualitySource(Frozen, allow_inf_nan=False):
             )
         begin = before.added_from(path) if before is not None else 0
         read = self._matches if self.pattern is not None else self._values
-        steps_and_values = read(path, begin)
+        found = read(path, begin)
         points: list[Reported] = []
-        for step, value in steps_and_values:
-            qualities: dict[str, object] = {quality.name: self._number(value)}
-            mend = f"set workload.quality_from.scale: {self.scale / 100:g}"
-            point = evaluation(quality, qualities, None, _step(step, steps), of_percent=mend)
-            points.append(point)
-        if any(step is not None for step, _ in steps_and_values):
+        for each in found:
+            # Without steps, what stands before the last value may be no evaluation.
+            for value in each.values if each.step is not None else each.values[-1:]:
+                qualities: dict[str, object] = {quality.name: self._number(value)}
+                mend = f"set workload.quality_from.scale: {self.scale / 100:g}"
+                step = _step(each.step, steps)
+                points.append(evaluation(quality, qualities, None, step, of_percent=mend))
+        if any(each.step is not None for each in found):
             check_steps("workload.quality_from must find", points)
+        last = found[-1]
+        differ = len(set(map(str, last.values))) > 1
+        lines = Lines.of(last.lines, last.first, last.last) if differ else None
         # A step may be evaluated again: the later evaluation counts.
-        return list({point.step: point for point in points}.values())
+        return Readings(list({point.step: point for point in points}.values()), lines)
 
     def _number(self, value: object) -> float:
         try:
@@ -159,7 +192,7 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 f"workload.quality_from must find a number, but found {shortened(value)}."
             ) from error
 
-    def _matches(self, path: Path, begin: int) -> list[tuple[object, object]]:
+    def _matches(self, path: Path, begin: int) -> list[matches_of_lines.Matches]:
         assert self.pattern is not None
         arguments = self.pattern, str(path), str(begin)
         program = [sys.executable, "-I", "-S", matches_of_lines.__file__, *arguments]
@@ -174,18 +207,28 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 " (a+)+"
             )
             raise BadInput(f"{must}, which take too long: it {slow}.") from error
-        if not (matches := json.loads(done.stdout)):
+        matches = [matches_of_lines.Matches(**step) for step in json.loads(done.stdout)]
+        if not matches:
             where = "the script's output" if self.file is None else str(path)
             raise NoQuality(
                 f"workload.quality_from.pattern, '{self.pattern}', matches nothing in {where};"
                 " give one that matches a line there"
             )
-        for point in matches:
-            for text in point:
-                _check_whole(text)
-        return [(step, value) for step, value in matches]
+        for each in matches:
+            _check_whole(each.step)
+            for value in each.values if each.step is not None else each.values[-1:]:
+                _check_whole(value)
+        last = matches[-1]
+        if last.step is None and len(values := dict.fromkeys(last.in_last)) > 1:
+            listed = " and ".join(map(str, values))
+            raise BadInput(
+                f"workload.quality_from.pattern must find one value in a line, but finds {listed}"
+                f" in {shortened(last.last)}; write before the group what stands before the value"
+                " that counts, or begin with .* for the line's last one."
+            )
+        return matches
 
-    def _values(self, path: Path, begin: int) -> list[tuple[object, object]]:
+    def _values(self, path: Path, begin: int) -> list[matches_of_lines.Matches]:
         assert self.key is not None
         if path.stat().st_size > _LARGEST_FILE:
             raise BadInput(
@@ -193,17 +236,25 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 " has more."
             )
         objects = _objects(path, begin)
-        steps_and_values = [
-            (_looked_up(each, "step"), value)
-            for each in objects
-            if (value := _looked_up(each, self.key)) is not None
-        ]
-        if not steps_and_values:
+        of_step: list[Any] = []  # the objects of one step, or those without steps
+        found: list[matches_of_lines.Matches] = []
+        for each in objects:
+            if (value := _looked_up(each, self.key)) is None:
+                continue
+            # A file with one object has the end of the training, whatever it calls a step.
+            step = _looked_up(each, "step") if len(objects) > 1 else None
+            if not found or found[-1].step != step:
+                found.append(matches_of_lines.Matches(step))
+                of_step = []
+            of_step.append(each)
+            found[-1].begin_line(overwrites=False)
+            found[-1].add(value, json.dumps(each))
+        if not found:
             raise NoQuality(
                 f"workload.quality_from.key: {path} has no {self.key}, but {_names(objects[-1])}"
             )
-        # A file with one object has the end of the training, whatever it calls a step.
-        return steps_and_values if len(objects) > 1 else [(None, steps_and_values[0][1])]
+        check_data(of_step)
+        return found
 
 
 def _names(value: Any) -> str:

@@ -22,6 +22,7 @@ from carbonopt.core.trial import (
     Attempt,
     Forecast,
     Phase,
+    QualityLines,
     QualityResult,
     Stage,
     StageCost,
@@ -534,9 +535,11 @@ class TrialWatch:
         train_kwh = self._train_kwh()
         point = reported.point.model_copy(update={"train_energy_kwh": train_kwh})
         # A script may evaluate a step again: the later evaluation counts.
+        replaced = None
         while self._evals and self._evals[-1].step >= point.step:
-            self._evals.pop()
+            replaced = self._evals.pop().value
         self._evals.append(point)
+        self.so_far = self.so_far.model_copy(update={"replaced_value": replaced})
         self._note(
             **{name: getattr(reported, name) for name in _MEASURED_BY_RANKS},
             predictions=reported.predictions or None,
@@ -695,11 +698,13 @@ class TrialWatch:
             # Reading takes longer than a tick of the meter, and is no work of the script.
             self._phases.enter(Phase.GAP)
             folder = Path(self.spec.program.folder)
-            points = source.read(self.trial.log, folder, self._quality, steps, self.quality_file)
+            read = source.read(self.trial.log, folder, self._quality, steps, self.quality_file)
         elif not self._evals:
-            points = printed_evaluations(self.trial.log_tail(PRINTED_LINES), self._quality, steps)
+            read = printed_evaluations(self.trial.log_tail(PRINTED_LINES), self._quality, steps)
         else:
             return
+        points = read.points
+        self._note(quality_lines=read.lines and QualityLines(**vars(read.lines)))
         self._evals[:] = [point for point in self._evals if points and point.step < points[0].step]
         self._evals += [EvalPoint(**vars(point)) for point in points]
         if points:  # a script that reports its steps may go on after its last evaluation

@@ -245,6 +245,8 @@ def check(config: StudyConfig, *, gets_weights: bool = False) -> CheckedStudy:
 
 def _check_task(task: Task, dimensions: Space, config: StudyConfig) -> None:
     task.check(dimensions, config.launch)
+    if (source := getattr(task.workload, "quality_from", None)) is not None:
+        source.check_quality(config.quality)
     if task.workload.dataset is not None:
         check_columns(task.workload.dataset)
     if config.confirm is not None and not task.takes_seed:

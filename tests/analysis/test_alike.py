@@ -3,19 +3,26 @@
 from typing import Any
 
 import pytest
-from small_studies import script_run, script_study
+from small_studies import BLEU, script_run, script_study
 
 from carbonopt.analysis.alike import alike
-from carbonopt.core.trial import TrialRecord
+from carbonopt.core.evaluations import EvalPoint
+from carbonopt.core.quality import ACCURACY, Quality
+from carbonopt.core.trial import TrialRecord, TrialState
 from carbonopt.report.sections import trial_conduct_section
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
 
 
 def run(
-    number: int, value: float, learning_rate: float = 0.1, seed: int = 3, **own: Any
+    number: int,
+    value: float,
+    learning_rate: float = 0.1,
+    seed: int = 3,
+    quality: Quality = BLEU,
+    **own: Any,
 ) -> TrialRecord:
-    record = script_run(number, value, own=own, seed=seed)
+    record = script_run(number, value, own=own, seed=seed, quality=quality)
     return record.model_copy(
         update={"params": record.params.model_copy(update={"learning_rate": learning_rate})}
     )
@@ -69,3 +76,35 @@ def test_any_dimension_is_looked_at_but_those_that_leave_the_quality_alone() -> 
     assert (
         found(script_study(*runs, space={"workers": {"choices": [1, 2], "affects": "cost"}})) == []
     )
+
+
+def curved(number: int, shuffle: bool, values: list[float], state: TrialState) -> TrialRecord:
+    points = (
+        EvalPoint.of(BLEU, value, 1, step=step, tokens=None) for step, value in enumerate(values, 1)
+    )
+    record = run(number, values[-1], shuffle=shuffle)
+    return record.model_copy(update={"state": state, "evals": tuple(points)})
+
+
+@pytest.mark.parametrize(
+    ("other", "is_found"),
+    [([20.0, 22.0], True), ([20.0, 22.1], False), ([20.0], False)],
+)
+def test_pruned_trials_with_equal_curves_are_found(other: list[float], is_found: bool) -> None:
+    data = script_study(
+        curved(0, True, [20.0, 22.0, 25.0], TrialState.COMPLETE),
+        curved(1, False, other, TrialState.PRUNED),
+        space=SHUFFLE,
+    )
+    assert bool(found(data)) is is_found
+
+
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_one_pair_of_equal_shares_may_be_chance(pairs: int) -> None:
+    runs = [
+        run(2 * pair + shuffle, 0.9, 0.1 + pair, shuffle=bool(shuffle), quality=ACCURACY)
+        for pair in range(pairs)
+        for shuffle in (0, 1)
+    ]
+    data = script_study(*runs, space=SHUFFLE, target={"accuracy": 0.8})
+    assert [same.dimension for same in alike(data)].count("shuffle") == (pairs == 3)

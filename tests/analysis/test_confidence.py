@@ -15,6 +15,7 @@ from scipy import stats
 from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, configurations, pooled
 from carbonopt.analysis.recommend import Recommendation, cheaper_but_unsure, recommend
 from carbonopt.analysis.repeated_configurations import repeats
+from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import ACCURACY, PERPLEXITY, Target
 from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
 from carbonopt.report.document import Level
@@ -434,3 +435,34 @@ def test_seeds_that_change_nothing_are_said_to_show_nothing() -> None:
     assert alike.level is Level.CRITICAL and alike.numbers["seeds"] == 3
     assert "seeds_alike" not in caveats_of(repeated(runs(0, [1.0, 1.1, 0.9], [9.0, 9.0, 9.1])))
     assert "seeds_alike" not in caveats_of(of_shares([95, 95, 95])), "of so few examples, no wonder"
+
+
+@pytest.mark.parametrize(
+    ("right", "before", "unused"),
+    [
+        ([475, 475, 475], [[400, 450]] * 3, True),
+        ([475, 475, 475], [[400, 450], [400, 450], [400, 451]], False),
+        ([475, 475, 475], [[]] * 3, False),  # by chance
+        ([500, 500, 500], [[400, 450]] * 3, False),  # no seed is better
+    ],
+)
+def test_seeds_with_equal_curves_confirm_nothing(
+    right: list[int], before: list[list[int]], unused: bool
+) -> None:
+    data = of_shares(right, examples=500)
+    curves = [
+        tuple(
+            EvalPoint.of(ACCURACY, float(hits), 500, step=step, tokens=None)
+            for step, hits in enumerate([*earlier, last], start=1)
+        )
+        for earlier, last in zip(before, right, strict=True)
+    ]
+    records = tuple(
+        record.model_copy(update={"evals": points})
+        for record, points in zip(data.records, curves, strict=True)
+    )
+    alike = data.model_copy(update={"records": records})
+    sure = recommend(alike).confidence
+    assert sure is not None
+    assert (sure.seeds_alike, sure.confirmed) == (unused, not unused)
+    assert ("seeds_alike" in caveats_of(alike)) is unused

@@ -12,7 +12,7 @@ import torch
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import ACCURACY, PERPLEXITY
-from carbonopt.core.script_reports import evaluation, number, printed_evaluations, whole
+from carbonopt.core.script_reports import Lines, evaluation, number, printed_evaluations, whole
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,17 @@ def printed(*points: tuple[int | None, float]) -> str:
 @pytest.mark.parametrize(
     ("points", "named"),
     [
-        ([(100, 0.5), (100, 0.7)], "step 100 comes 2 times"),
-        ([(100, 0.5), (None, 0.6), (100, 0.6), (100, 0.7)], "step 100 comes 3 times"),
+        ([(100, 0.5), (100, 0.7)], "step 100 comes with 0.5 and with 0.7"),
+        ([(100, 0.5), (None, 0.6), (100, 0.6), (100, 0.7)], "step 100 comes with 0.5 and with 0.6"),
         ([(50, 0.5), (100, 0.6), (50, 0.7), (100, 0.8)], "step 50 comes after step 100"),
         ([(50, 0.5), (100, 0.6), (50, 0.5), (100, 0.8)], "step 100 comes after step 100"),
         ([(50, 0.5), (100, 0.6), (50, 0.5), (75, 0.8)], "step 75 comes after step 100"),
         ([(50, 0.1), (100, 0.1), (50, 0.1), (100, 0.1)], "step 50 comes after step 100"),
+        ([(50, 0.5), (50, 0.9), (100, 0.6), (100, 0.95)], "step 50 comes with 0.5 and with 0.9"),
+        (
+            [(50, 0.5), (50, 0.9), *((s, 0.1) for s in range(60, 99)), (100, 0.6), (100, 0.95)],
+            "step 50",
+        ),
     ],
 )
 def test_printed_steps_are_those_of_the_whole_training(points: list, named: str) -> None:
@@ -97,8 +102,35 @@ def test_printed_steps_are_those_of_the_whole_training(points: list, named: str)
     ],
 )
 def test_the_last_printed_line_counts(points: list, step: int) -> None:
-    (last,) = printed_evaluations(printed(*points), ACCURACY, 10)
+    (last,) = printed_evaluations(printed(*points), ACCURACY, 10).points
     assert (last.step, last.value) == (step, 0.7)
+
+
+VAL, TRAIN = '"split": "val", "accuracy": 0.75}', '"split": "train", "accuracy": 0.9}'
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"{{{VAL}", f"{{{TRAIN}"],
+        ['{"step": 10, "accuracy": 0.5}', f'{{"step": 20, {VAL}', f'{{"step": 20, {TRAIN}'],
+    ],
+)
+def test_the_training_s_value_behind_another_data_s_is_refused(lines: list[str]) -> None:
+    with pytest.raises(BadInput, match="'split' is 'train', behind one of 'val'"):
+        printed_evaluations("\n".join(lines), ACCURACY, 10)
+    lines[-2:] = lines[:-3:-1]
+    read = printed_evaluations("\n".join(lines), ACCURACY, 10)
+    assert ([point.value for point in read.points], read.lines.last) == ([0.75], lines[-1])
+
+
+@pytest.mark.parametrize("step", ["", ', "step": 9'])
+def test_lines_with_several_values_of_one_evaluation_are_told(step: str) -> None:
+    lines = [f'{{"fold": {fold}, "accuracy": 0.{fold}{step}}}' for fold in (5, 6, 7)]
+    before = '{"accuracy": 0.1, "step": 3}\n'
+    read = printed_evaluations(before + "\n".join(lines), ACCURACY, 10)
+    assert read.lines == Lines(3, lines[0], lines[2])
+    assert printed_evaluations("\n".join(lines[:1] * 2), ACCURACY, 10).lines is None
 
 
 @pytest.mark.parametrize("value", [1.1e100, -1e300, float("inf"), float("nan")])
@@ -111,7 +143,7 @@ def test_a_value_that_would_overflow_counts_as_infinite(value: float) -> None:
 @pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85"])
 def test_a_text_s_own_end_of_line_hides_no_later_evaluation(sign: str) -> None:
     said = f'{{"accuracy": 0.1}}\r\n{{"note": "a{sign}b", "accuracy": 0.9}}\r\n'
-    (last,) = printed_evaluations(said, ACCURACY, 10)
+    (last,) = printed_evaluations(said, ACCURACY, 10).points
     assert last.value == 0.9
 
 
@@ -125,11 +157,11 @@ def test_a_text_s_own_end_of_line_hides_no_later_evaluation(sign: str) -> None:
     ],
 )
 def test_a_line_in_colours_or_behind_a_progress_bar_is_the_last_one(last: str) -> None:
-    (point,) = printed_evaluations(f'{{"accuracy": 0.25}}\n{last}\n', ACCURACY, 10)
+    (point,) = printed_evaluations(f'{{"accuracy": 0.25}}\n{last}\n', ACCURACY, 10).points
     assert point.value == 0.75
     (of_nan,) = printed_evaluations(
         f'{{"accuracy": 0.25}}\n{last.replace("0.75", "NaN")}\n', ACCURACY, 10
-    )
+    ).points
     assert of_nan.value is None
 
 
@@ -166,15 +198,17 @@ def test_a_later_value_in_another_form_is_not_passed_over(later: str) -> None:
     ],
 )
 def test_what_says_no_other_value_may_follow_the_last_one(beside: str) -> None:
-    (point,) = printed_evaluations(f'{{"accuracy": 0.55}}\n{beside}\n', ACCURACY, 10)
+    (point,) = printed_evaluations(f'{{"accuracy": 0.55}}\n{beside}\n', ACCURACY, 10).points
     assert point.value == 0.55
-    (last,) = printed_evaluations(f'{beside}\n{{"accuracy": 0.6}}', ACCURACY, 10)
+    (last,) = printed_evaluations(f'{beside}\n{{"accuracy": 0.6}}', ACCURACY, 10).points
     assert last.value == 0.6
 
 
 @pytest.mark.parametrize("value", ["null", "NaN"])
 def test_a_printed_null_has_diverged_as_nan_has(value: str) -> None:
-    (point,) = printed_evaluations(f'{{"accuracy": 0.5}}\n{{"accuracy": {value}}}', ACCURACY, 10)
+    (point,) = printed_evaluations(
+        f'{{"accuracy": 0.5}}\n{{"accuracy": {value}}}', ACCURACY, 10
+    ).points
     assert point.value is None
 
 

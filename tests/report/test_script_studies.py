@@ -21,7 +21,7 @@ from small_studies import BLEU, WER, evaluation, script_run, script_study, study
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.format import number_from
 from carbonopt.core.quality import PERPLEXITY, quality_of
-from carbonopt.core.trial import Durations, TrialRecord, TrialState
+from carbonopt.core.trial import Durations, QualityLines, Stage, StageCost, TrialRecord, TrialState
 from carbonopt.report.data_files import TRIALS_PARQUET, data_files
 from carbonopt.report.document import Level
 from carbonopt.report.sections import trial_conduct_section
@@ -410,3 +410,36 @@ def test_a_target_on_another_scale_than_the_values_is_said(
     assert (
         "other_scale" in {caveat.key for caveat in trial_conduct_section.caveats(study)}
     ) is suspected
+
+
+@pytest.mark.parametrize(
+    ("lines", "key"),
+    [
+        (("epoch 1: acc 25.1", "epoch 9: acc 25.5"), "several_lines"),
+        (("epoch 1: val acc 25.1", "test acc 25.5"), "unlike_lines"),
+        (None, None),
+    ],
+)
+def test_several_lines_with_values_are_said(lines: tuple[str, str] | None, key: str | None) -> None:
+    own = None if lines is None else QualityLines(count=9, first=lines[0], last=lines[1])
+    data = script_study(script_run(0, 25.5, quality_lines=own), script_run(1, 25.6))
+    found = [each for each in trial_conduct_section.caveats(StudyView(data)) if "line" in each.key]
+    assert [each.key for each in found] == ([] if key is None else [key])
+    for each in found:
+        assert "trial 0" in each.text and all(line in each.text for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("before", "after_kwh", "said"),
+    [(25.0, 5e-4, True), (25.0, 5e-5, False), (26.0, 5e-4, False), (None, 5e-4, False)],
+)
+def test_a_quality_that_uncharged_work_improves_is_said(
+    before: float | None, after_kwh: float, said: bool
+) -> None:
+    stages = {
+        Stage.STEPS: StageCost(duration_s=30, energy_kwh=1e-3 - after_kwh),
+        Stage.AFTER: StageCost(duration_s=30, energy_kwh=after_kwh),
+    }
+    data = script_study(script_run(0, 25.5, replaced_value=before, stages=stages))
+    found = [each.key for each in trial_conduct_section.caveats(StudyView(data))]
+    assert ("uncharged_work" in found) is said

@@ -1,5 +1,6 @@
 """Numbers that a pattern finds in a script's output."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,8 +8,15 @@ import pytest
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import quality_of
+from carbonopt.core.script_reports import Lines
 from carbonopt.spec.matches_of_lines import LONGEST_LINE, Value, find
 from carbonopt.spec.quality_source import NoQuality, QualitySource
+
+
+def matches(pattern: str, path: Path) -> list[tuple[Value | None, Value]]:
+    """The last match of each step."""
+    return [(step.step, step.values[-1]) for step in find(pattern, path)]
+
 
 LOSS = quality_of("val_loss", "minimize")
 
@@ -68,12 +76,17 @@ def test_a_part_of_a_number_is_told_and_no_number_is_none(
     pattern: str, line: str, value: Value, tmp_path: Path
 ) -> None:
     (tmp_path / "log").write_text(f"loss 2.0\ntop 2\nacc 0.1\nloss=0.1\n{line}\n")
-    assert find(pattern, tmp_path / "log")[-1] == (None, value)
+    assert matches(pattern, tmp_path / "log")[-1] == (None, value)
 
 
 def last(tmp_path: Path, line: str, **source: object) -> float | None:
     (tmp_path / "log").write_text(f"step 1 loss 2.0\n{line}\n")
-    return QualitySource.model_validate(source).read(tmp_path / "log", tmp_path, LOSS, 10)[-1].value
+    return (
+        QualitySource.model_validate(source)
+        .read(tmp_path / "log", tmp_path, LOSS, 10)
+        .points[-1]
+        .value
+    )
 
 
 def test_a_diverged_training_has_no_quality_of_before(tmp_path: Path) -> None:
@@ -98,21 +111,21 @@ def test_a_pattern_for_some_numbers_alone_finds_nan_as_well(
 ) -> None:
     number = re.search(r"[0-9.]+", line)[0]
     (tmp_path / "log").write_text(f"{line}\n{line.replace(number, 'nan')}\n")
-    assert find(pattern, tmp_path / "log") == [(None, "nan")]
+    assert matches(pattern, tmp_path / "log") == [(None, "nan")]
     (tmp_path / "log").write_text(f"{line}\nother nan {number}\n")
-    assert find(pattern, tmp_path / "log") == [(None, number)]
+    assert matches(pattern, tmp_path / "log") == [(None, number)]
 
 
 @pytest.mark.parametrize("pattern", [r"acc.*?([0-9.]+)", r"acc: ([0-9.]+)$", r"acc: (\S+)"])
 @pytest.mark.parametrize("end", ["\x1b[0m", "\x1b[0m\x1b[K", "\x1b]0;epoch 3\x07"])
 def test_a_colour_is_no_part_of_a_line(pattern: str, end: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(f"\x1b[2K\x1b[1;32macc:\x1b[39m \x1b[1m0.5{end}\n")
-    assert find(pattern, tmp_path / "log") == [(None, "0.5")]
+    assert matches(pattern, tmp_path / "log") == [(None, "0.5")]
 
 
 def test_a_pattern_may_name_a_colour(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("acc \x1b[32m0.5\x1b[0m\nacc \x1b[31m0.1\x1b[0m\n")
-    assert find(r"acc \x1b\[32m([0-9.]+)", tmp_path / "log") == [(None, "0.5")]
+    assert matches(r"acc \x1b\[32m([0-9.]+)", tmp_path / "log") == [(None, "0.5")]
 
 
 @pytest.mark.parametrize("step", ["1,000", "1e1", "1k", "1.5", "1 000"])
@@ -139,7 +152,7 @@ def test_a_step_that_is_no_number_is_refused(step: str, tmp_path: Path) -> None:
 def test_null_is_how_loggers_write_nan(lines: str, value: float | None, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(lines)
     source = QualitySource(file="log.jsonl", key="acc")
-    assert source.read(tmp_path / "log", tmp_path, LOSS, 10)[-1].value == value
+    assert source.read(tmp_path / "log", tmp_path, LOSS, 10).points[-1].value == value
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
@@ -151,7 +164,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 def test_a_file_may_begin_with_a_byte_order_mark_but_no_number_is_endless(tmp_path: Path) -> None:
     source = QualitySource(file="log.json", key="acc")
     (tmp_path / "log.json").write_text('{"acc": 0.9}', encoding="utf-8-sig")
-    assert source.read(tmp_path / "log", tmp_path, LOSS, 10)[-1].value == 0.9
+    assert source.read(tmp_path / "log", tmp_path, LOSS, 10).points[-1].value == 0.9
     (tmp_path / "log.json").write_text(f'{{"acc": {"9" * 5000}}}')
     with pytest.raises(BadInput, match="has 5000") as refused:
         source.read(tmp_path / "log", tmp_path, LOSS, 10)
@@ -167,18 +180,18 @@ def test_digits_with_an_underscore_are_no_number(tmp_path: Path) -> None:
 def test_a_number_that_the_end_of_what_is_looked_at_cuts_is_not_taken(tmp_path: Path) -> None:
     log, pattern = tmp_path / "log.txt", "acc ([0-9.]+)"
     log.write_text("acc 0.5".rjust(LONGEST_LINE) + "\n")
-    assert find(pattern, log) == [(None, "0.5")]
+    assert matches(pattern, log) == [(None, "0.5")]
     for cut in range(1, 6):
         log.write_text("acc 0.9876".rjust(LONGEST_LINE + cut) + " more\n")
-        assert find(pattern, log) == [(None, ("0.9876"[:-cut], "0.9876"))]
+        assert matches(pattern, log) == [(None, ("0.9876"[:-cut], "0.9876"))]
     log.write_text("acc 0.9876".rjust(LONGEST_LINE + 6))
-    assert find(pattern, log) == []
+    assert matches(pattern, log) == []
 
 
 def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("acc 0.9\n", encoding="utf-8-sig")
-    assert find("^acc ([0-9.]+)$", log) == [(None, "0.9")]
+    assert matches("^acc ([0-9.]+)$", log) == [(None, "0.9")]
 
 
 LACKING = [
@@ -215,13 +228,15 @@ def test_a_word_in_the_last_value_s_place_is_no_number(
     with pytest.raises(BadInput, match="must find a number"):
         QualitySource(pattern=pattern).read(log, tmp_path, LOSS, 10)
     log.write_text(f"{first}\n{then}\n{first}\n")
-    assert [point.value for point in QualitySource(pattern=pattern).read(log, tmp_path, LOSS, 10)]
+    read = QualitySource(pattern=pattern).read(log, tmp_path, LOSS, 10)
+    assert [point.value for point in read.points]
 
 
 def test_a_percentage_that_is_nan_has_diverged(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("acc 50 %\nacc nan\n")
-    (point,) = QualitySource(pattern="acc ([0-9.]+) *%", scale=0.01).read(log, tmp_path, LOSS, 10)
+    source = QualitySource(pattern="acc ([0-9.]+) *%", scale=0.01)
+    (point,) = source.read(log, tmp_path, LOSS, 10).points
     assert point.value is None
 
 
@@ -235,7 +250,7 @@ def test_a_percentage_that_is_nan_has_diverged(tmp_path: Path) -> None:
 )
 def test_a_number_ends_where_its_sentence_does(pattern: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(line)
-    (point,) = QualitySource(pattern=pattern).read(tmp_path / "log", tmp_path, LOSS, 10)
+    (point,) = QualitySource(pattern=pattern).read(tmp_path / "log", tmp_path, LOSS, 10).points
     assert point.value == 0.91
 
 
@@ -263,7 +278,7 @@ def test_a_line_without_a_value_s_place_hides_no_value(
 ) -> None:
     log = tmp_path / "log.txt"
     log.write_text(f"{first}\n{then}\n")
-    (point,) = QualitySource(pattern=pattern).read(log, tmp_path, LOSS, 10)
+    (point,) = QualitySource(pattern=pattern).read(log, tmp_path, LOSS, 10).points
     assert point.value == 0.5
 
 
@@ -321,6 +336,82 @@ def test_what_other_trials_have_left_in_a_file_is_not_read(
     file.write_text("".join(line.format(*each) for each in before))
     state = read_from.state(tmp_path, tmp_path / own)
     file.write_text("".join(line.format(*each) for each in after))
-    points = read_from.read(file, tmp_path, LOSS, 10, state)
+    points = read_from.read(file, tmp_path, LOSS, 10, state).points
     assert [point.step for point in points] == steps
     assert points[-1].value == after[-1][1]
+
+
+STEPS = r"step (?P<step>[0-9]+).* acc (?P<value>[0-9.]+)"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "named"),
+    [
+        ("acc ([0-9.]+)", "acc 0.1\nval acc 0.5 train acc 0.9\n", "0.5 and 0.9"),
+        (
+            STEPS,
+            "".join(
+                f"step {s} {d} acc 0.{s}{n}\n"
+                for s in (1, 2, 3)
+                for d, n in (("val", 1), ("train", 2))
+            ),
+            "step 1 comes",
+        ),
+        (
+            STEPS,
+            "".join(
+                f"step {s} {d} acc 0.{n}{s}\n"
+                for s in range(1000)
+                for d, n in (("val", 1), ("train", 2))
+            ),
+            "step [0-9]+ comes",
+        ),
+    ],
+)
+def test_values_of_which_none_is_known_to_count_are_refused(
+    pattern: str, text: str, named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(BadInput, match=named):
+        QualitySource(pattern=pattern).read(tmp_path / "log", tmp_path, LOSS, 10)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "value", "lines"),
+    [
+        ("acc ([0-9.]+)", "epoch 1 acc 0.5\nepoch 2 acc 0.7\nbest acc 0.7\n", 0.7, 3),
+        ("acc ([0-9.]+)", "acc 0.7\nbest acc 0.7\n", 0.7, None),
+        ("acc ([0-9.]+)", "acc 0.7, best acc 0.7\n", 0.7, None),
+        (".*acc ([0-9.]+)", "acc 0.6, best acc 0.7\n", 0.7, None),
+        ("acc=([0-9.]+)", "\r 1/2 acc=0.1\r 2/2 acc=0.5\n", 0.5, None),
+        ("acc=([0-9.]+)", "\r1/2 acc=0.1\r2/2 acc=0.5\n\r1/2 acc=0.5\r2/2 acc=0.7\n", 0.7, 2),
+        # Lightning's bar shows the last epoch's value until the next evaluation
+        (
+            r"Epoch (?P<step>[0-9]+): .*acc=(?P<value>[0-9.]+)",
+            "\rEpoch 1: 1/2 acc=0.1\rEpoch 1: 2/2 acc=0.5\n\rEpoch 2: 1/2 acc=0.5\rEpoch 2: 2/2 acc=0.7\n",
+            0.7,
+            None,
+        ),
+        (STEPS, "step 1 acc 0.5\nstep 2 acc 0.6\nstep 2 best acc 0.7\n", 0.7, 2),
+        (STEPS, "step 1 acc 0.5\nstep 1 acc 0.5\nstep 2 acc 0.7\nstep 2 acc 0.7\n", 0.7, None),
+    ],
+)
+def test_the_last_line_counts_and_the_number_of_lines_is_told(
+    pattern: str, text: str, value: float, lines: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(text, newline="")
+    read = QualitySource(pattern=pattern).read(tmp_path / "log", tmp_path, LOSS, 10)
+    assert read.points[-1].value == value
+    assert (None if read.lines is None else read.lines.count) == lines
+    assert read.lines is None or text.endswith(f"{read.lines.last}\n")
+
+
+def test_json_lines_with_several_values_are_told_and_the_training_s_refused(tmp_path: Path) -> None:
+    rows = [{"split": split, "acc": acc} for split, acc in (("train", 0.9), ("val", 0.5))]
+    path, source = tmp_path / "log.jsonl", QualitySource(file="log.jsonl", key="acc")
+    path.write_text("\n".join(map(json.dumps, rows)))
+    read = source.read(tmp_path / "log", tmp_path, LOSS, 10)
+    assert read.lines == Lines(2, *map(json.dumps, rows)) and read.points[-1].value == 0.5
+    path.write_text("\n".join(map(json.dumps, rows[::-1])))
+    with pytest.raises(BadInput, match="'split' is 'train'"):
+        source.read(tmp_path / "log", tmp_path, LOSS, 10)

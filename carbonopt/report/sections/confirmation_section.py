@@ -187,7 +187,9 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
 def _of_confidence(study: StudyView, sure: Confidence) -> Iterator[Caveat]:
     """Yield the caveats on the recommendation that its repeats give."""
     words = {"quality": study.quality.name, "at_target": study.quality.bound_word}
-    if not sure.confirmed and sure.value_bound is not None:
+    if sure.seeds_alike:
+        yield study.caveat("seeds_alike", seeds=sure.seeds, quality=study.quality.name)
+    elif not sure.confirmed and sure.value_bound is not None:
         yield study.caveat(
             "not_confirmed", seeds=sure.seeds, bound=sure.value_bound, level=sure.level, **words
         )
@@ -200,8 +202,6 @@ def _of_confidence(study: StudyView, sure: Confidence) -> Iterator[Caveat]:
             "difference": safer.emissions_difference,
         }
         yield study.caveat("surer_runner_up", **numbers, **words)
-    if sure.seeds > 1 and sure.value_deviation == 0:
-        yield study.caveat("seeds_alike", seeds=sure.seeds, quality=study.quality.name)
     if sure.confirmed:
         tried = {record.repeat_of for record in study.data.records} - {None}
         if len(tried) > 1:

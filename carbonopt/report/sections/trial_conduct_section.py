@@ -1,18 +1,21 @@
 """Caveats on trials that did not run as a trial should, as far as this is known."""
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core.evaluations import broke_down_at
 from carbonopt.core.format import visible_text
-from carbonopt.core.trial import StopReason, TrialRecord, TrialState
+from carbonopt.core.trial import Stage, StopReason, TrialRecord, TrialState
 from carbonopt.core.units import human_duration
 from carbonopt.report.document import Caveat
 from carbonopt.report.study_view import StudyView
 from carbonopt.spec.study_data import StudyData
 
+# Share of a trial's energy after its last step from which on it is more than loading weights.
+_UNCHARGED = 0.1
 _MOST_FILES = 3  # files that a caveat names; the others are counted
 
 
@@ -38,6 +41,8 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     yield from _breakdown_caveats(study)
     if shared := _files_of_both(study.data):
         yield study.caveat("evaluated_on_training", files=", ".join(map(visible_text, shared)))
+    yield from _uncharged_work_caveats(study)
+    yield from _quality_lines_caveats(study)
     for same in study.alike:
         one, other = map(visible_text, same.values)
         yield study.caveat(
@@ -74,6 +79,57 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if capped and study.data.config.is_script and study.recommendation.met:
         yield study.caveat("continued_script_pruned", trials=capped)
     yield from _planned_steps_caveats(study)
+
+
+def _uncharged_work_caveats(study: StudyView) -> Iterator[Caveat]:
+    """Yield a caveat if the quality became better by work that doesn't count as training."""
+    rank = study.quality.rank
+    for record in study.data.records:
+        before, value = record.replaced_value, record.value
+        after = (record.stages or {}).get(Stage.AFTER)
+        if before is None or value is None or after is None or record.energy_kwh is None:
+            continue
+        share = after.energy_kwh / record.energy_kwh.total if record.energy_kwh.total else 0.0
+        if rank(value) < rank(before) and share > _UNCHARGED:
+            numbers = {"trial": record.trial, "share": share, "before": before, "value": value}
+            yield study.caveat("uncharged_work", quality=study.quality.name, **numbers)
+            return
+
+
+def _quality_lines_caveats(study: StudyView) -> Iterator[Caveat]:
+    """Yield a caveat on scripts that wrote several values, of which the last one counts."""
+    several = [
+        record
+        for record in study.data.records
+        if record.state is TrialState.COMPLETE and record.quality_lines is not None
+    ]
+    unlike = [record for record in several if _is_unlike(record)]
+    for key, records in (("unlike_lines", unlike), ("several_lines", several)):
+        if not records:
+            continue
+        recommended = (record for record in records if record.trial == study.recommendation.trial)
+        shown = next(recommended, records[0])
+        lines = shown.quality_lines
+        assert lines is not None
+        yield study.caveat(
+            key,
+            lines=lines.count,
+            trials=[record.trial for record in records],
+            quality=study.quality.name,
+            example=(
+                f"trial {shown.trial}'s first is “{visible_text(lines.first)}”, and its last"
+                f" “{visible_text(lines.last)}”"
+            ),
+        )
+        return
+
+
+def _is_unlike(record: TrialRecord) -> bool:
+    """Return whether the last line with the quality has other words than the first one."""
+    lines = record.quality_lines
+    assert lines is not None
+    first, last = (re.findall("[^\\W\\d_]{2,}", line) for line in (lines.first, lines.last))
+    return first != last
 
 
 def _breakdown_caveats(study: StudyView) -> Iterator[Caveat]:

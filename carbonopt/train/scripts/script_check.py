@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 # bytes: Linux's MAX_ARG_STRLEN, less the end of the string
 _LONGEST_ARGUMENT = 2**17 - 1
+# Last words of qualities' names that say which direction is better.
+_LESS_IS_BETTER = {"loss", "nll", "error", "err", "ppl", "wer", "cer", "mse", "rmse", "mae", "fid"}
+_MORE_IS_BETTER = {"accuracy", "accuracies", "acc", "f1", "auc", "bleu", "precision", "recall"}
 _LARGEST_LOOKED_AT = 2**20  # bytes of a file that is searched for placeholders
 _OF_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _RANK_OPTIONS = {
@@ -512,6 +515,14 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
             f"{template.name}: {kept} is kept as it is, because search.space has no such dimension"
         )
     said += _rounded(task, space, template)
+    last_word = re.split(r"[\W_]+", quality.name.lower())[-1]
+    if last_word in (_LESS_IS_BETTER if quality.direction == "maximize" else _MORE_IS_BETTER):
+        bound = "at_most" if quality.direction == "maximize" else "at_least"
+        said.append(
+            f"target.quality {quality.name} is to be {quality.bound_word} a value, so that"
+            f" {'more' if quality.direction == 'maximize' else 'less'} of it is better; if that is"
+            f" wrong, write {bound}"
+        )
     if "output_dir" not in (*task.command.names, *(template.names if template else ())):
         said += [
             f"{option}: all trials write into the same folder; {{output_dir}} is a folder of each"
