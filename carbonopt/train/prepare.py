@@ -116,7 +116,10 @@ def _prepare_in(folder: PreparedFolder, task: TrainingTask, spec: PrepareSpec) -
         with as_bad_input("model"):
             weights.check_values(task.model_kind, task.workload.model, config)
         model_check.check_model(task, config, spec.space, folder)
-        model = empty_model(task.model_kind, config, task.workload.model.trust_remote_code)
+        trusted = task.workload.model.trust_remote_code
+        if padding := model_check.padding_note(task.model_kind, config, trusted):
+            prepared = prepared.model_copy(update={"notes": (*prepared.notes, padding)})
+        model = empty_model(task.model_kind, config, trusted)
         prepared = prepared.model_copy(update={"has_experts": has_experts(model)})
         if spec.auto:
             auto = chosen_space(task, config, prepared, spec.world_size)

@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from carbonopt.core.errors import BadInput
 from carbonopt.spec.space_settings import Space
+from carbonopt.spec.trial_spec import Prepared
 from carbonopt.train.models import model_check
 from carbonopt.train.models.model import (
     empty_model,
@@ -18,6 +19,7 @@ from carbonopt.train.models.model import (
 )
 from carbonopt.train.prepare import PrepareSpec, prepare
 from carbonopt.train.tasks.causal_lm import CausalLM
+from carbonopt.train.tasks.task import task_for
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 96}
 WIDTHS = {
@@ -38,7 +40,16 @@ MAMBA = {"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 16}
 T5 = {"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 
 
-def preparing(task: str, model: dict, folder: Path, **space) -> None:
+CLASSIFICATION = {
+    "task": "classification",
+    "model": {"from_config": BERT},
+    "tokenizer": {"kind": "byte"},
+    "dataset": {"train_files": ["rows.jsonl"]},
+    "sequence_length": 24,
+}
+
+
+def preparing(task: str, model: dict, folder: Path, **space) -> Prepared:
     """Of rows that each of the tasks can read."""
     row = {
         "text": "What is it?",
@@ -58,7 +69,7 @@ def preparing(task: str, model: dict, folder: Path, **space) -> None:
     whole = Space.model_validate(
         {"global_batch_size": 4, "learning_rate": 1e-3, "epochs": 1, **space}
     )
-    prepare(
+    return prepare(
         PrepareSpec(
             workload=workload, space=whole, prepared_dir=str(folder / "prepared"), fingerprint="f"
         )
@@ -253,3 +264,30 @@ def test_models_with_experts_are_told_from_others(model_type, fields, expected):
     )
     model = empty_model(CausalLM.model_kind, config, trust_remote_code=False)
     assert has_experts(model) is expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reads"),
+    [
+        *(("canine", True), ("convbert", True), ("nystromformer", True), ("yoso", True)),
+        *(("bert", False), ("distilbert", False), ("roberta", False), ("gpt2", False)),
+        *(("deberta", False), ("bart", False), ("llama", False)),
+    ],
+)
+def test_a_classifier_whose_logits_depend_on_padding_is_noted(model_type, reads):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    fields = {"vocab_size": 96, "intermediate_size": 16, "dim": 16, "hidden_dim": 16, "d_model": 16}
+    known = CONFIG_MAPPING[model_type]()
+    config = CONFIG_MAPPING[model_type](
+        **{name: value for name, value in (sizes | fields).items() if hasattr(known, name)},
+        pad_token_id=1,
+    )
+    kind = task_for(CLASSIFICATION).model_kind
+    note = model_check.padding_note(kind, config, trust_remote_code=False)
+    assert (note is not None) == reads and (note is None or model_type in note)
+
+
+def test_the_note_on_padding_is_the_preparations(tmp_path):
+    model = {**SMALL, **WIDTHS["bert"], "vocab_size": 300, "max_position_embeddings": 32}
+    made = preparing("reward", {"model_type": "convbert", **model, "embedding_size": 16}, tmp_path)
+    assert any("convbert" in note and "padding" in note for note in made.notes)

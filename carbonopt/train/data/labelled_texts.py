@@ -46,10 +46,11 @@ class TextExamples(Examples):
         """Return a batch of the model's inputs with their labels and weights.
 
         `input_ids` and `attention_mask` are int64 [batch, longest], `labels` int64 [batch] and
-        `weights` float32 [batch].
+        `weights` float32 [batch]. A filler is the first text with a weight of 0, since an
+        encoder-decoder needs an end token in every row.
         """
         tokens, mask = self._rows.padded(
-            indices, self._padding, longest=int(self._rows.lengths.max())
+            np.maximum(indices, 0), self._padding, longest=int(self._rows.lengths.max())
         )
         labels = torch.from_numpy(self._labels[indices])
         return {

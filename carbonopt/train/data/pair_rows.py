@@ -14,7 +14,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.train.data.examples import Examples, Rows, open_arrays, save_arrays
 from carbonopt.train.data.packing import IGNORED, Indices, Tokens
 from carbonopt.train.data.pairs import Pair
-from carbonopt.train.data.tokens import TextEncoder
+from carbonopt.train.data.tokens import TextEncoder, special_tokens_around
 
 PAD = "<|pad|>"
 Row = npt.NDArray[np.uint32]  # token ids
@@ -155,12 +155,7 @@ class Frame:
         end-of-text token is added, at which all of the text has been read; without `ends` it is
         left out if it also pads rows.
         """
-        plain = tokenizer(text, add_special_tokens=False)["input_ids"]
-        whole = tokenizer(text)["input_ids"]
-        begins = next(
-            start for start in range(len(whole)) if whole[start : start + len(plain)] == plain
-        )
-        before, after = whole[:begins], whole[begins + len(plain) :]
+        before, after = special_tokens_around(tokenizer, text=text)
         end = tokenizer.eos_token_id
         if end is not None and (ends or end != tokenizer.pad_token_id) and not after:
             after = [end]

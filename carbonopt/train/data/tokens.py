@@ -329,17 +329,24 @@ def kept_end(tokenizer: PreTrainedTokenizerBase) -> str:
 def complete(tokenizer: PreTrainedTokenizerBase) -> None:
     """Give the tokenizer what independent texts need, where it lacks it.
 
-    This is a padding token, and an end token that it puts after each text.
+    This is a padding token, and an end token that it puts after each text. Whatever else the
+    tokenizer puts around a text stays there. A tokenizer without an end token that puts its
+    separator after each text, as BERT's does, has that for its end token.
 
     Raises:
         BadInput: if the tokenizer can't be made to put one there.
     """
+    # A tokenizer of a few characters may not know an "a".
+    letters = [word for word in tokenizer.get_vocab() if len(word) == 1 and word.isalnum()]
+    before, after = special_tokens_around(tokenizer, text_target=min(letters, default="a"))
+    if tokenizer.eos_token is None and after[-1:] == [tokenizer.sep_token_id]:
+        tokenizer.eos_token = tokenizer.sep_token
     lacking = {"eos_token": END_OF_TEXT, "pad_token": PADDING}
     tokenizer.add_special_tokens(
         {name: token for name, token in lacking.items() if getattr(tokenizer, name) is None}
     )
     end = tokenizer.eos_token_id
-    if end in tokenizer(text_target="a")["input_ids"]:
+    if end in after:
         return
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         kind = type(tokenizer).__name__
@@ -347,9 +354,28 @@ def complete(tokenizer: PreTrainedTokenizerBase) -> None:
             f"the tokenizer must put its end token behind each text, but {kind} doesn't; give"
             " another one."
         )
+    first, last = (tokenizer.convert_ids_to_tokens(ids) for ids in (before, [*after, end]))
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {tokenizer.eos_token}", special_tokens=[(tokenizer.eos_token, end)]
+        single=[*first, "$A", *last],
+        special_tokens=[*zip(first, before, strict=True), *zip(last, [*after, end], strict=True)],
     )
+
+
+def special_tokens_around(
+    tokenizer: PreTrainedTokenizerBase, **text: str
+) -> tuple[list[int], list[int]]:
+    """Return the special tokens that the tokenizer itself puts before a text, and those after it.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: The text as the tokenizer's argument, `text` or `text_target`.
+    """
+    plain = tokenizer(**text, add_special_tokens=False)["input_ids"]
+    whole = tokenizer(**text)["input_ids"]
+    begins = next(
+        start for start in range(len(whole) + 1) if whole[start : start + len(plain)] == plain
+    )
+    return whole[:begins], whole[begins + len(plain) :]
 
 
 def _trained_bpe(train: list[str], vocab_size: int) -> PreTrainedTokenizerBase:

@@ -31,6 +31,9 @@ _TOKENS = 12  # length of the input whose last token is changed
 FLOAT8_CAPABILITY = (8, 9)  # the least compute capability whose GPUs have float8 products
 # logits of earlier tokens may change by this fraction of the last token's change, in float32
 _LEAK = 1e-4
+# Logits may change with padding by this fraction of their change with another token. Rounding of
+# small models changes them by up to 1e-4 of it, the padding that ConvBERT reads by 7e-3.
+_PADDING_LEAK = 1e-3
 _MOST_RUN = 60_000_000  # parameters of a model that is run whole, 0.24 GB
 _MOST_DRAWN = 1_000_000_000  # parameters of a model with few layers and a small vocabulary
 _UNMAKEABLE = (
@@ -333,3 +336,60 @@ def _looks_ahead(model: PreTrainedModel) -> bool:
         )
     change = (logits - others).abs()
     return bool(change[:, :-1].max() > _LEAK * change[:, -1].max())
+
+
+def padding_note(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: bool) -> str | None:
+    """Return a note if a classifier's logits for a text depend on the padding after it, else None.
+
+    The model is made with few layers and random weights. None also for a model that can't be cut
+    down, doesn't run, or is too wide to be drawn quickly.
+    """
+    if kind.auto_class != "AutoModelForSequenceClassification":
+        return None
+    reads = False
+    try:
+        small = _with_layers(config, _LAYERS)
+        if hasattr(small.get_text_config(), "vocab_size"):
+            small = with_few_tokens(small)
+        if models.parameter_count(kind, small, trust_remote_code) <= _MOST_RUN:
+            with torch.random.fork_rng(), ranks.device():
+                model = kind.auto().from_config(
+                    small, dtype=torch.float32, trust_remote_code=trust_remote_code
+                )
+                reads = _reads_padding(model)
+    except (BadInput, *_UNMAKEABLE):
+        pass
+    if not reads:
+        return None
+    return (
+        f"The logits of {config.model_type} for a text depend on how much padding follows it, and"
+        " so on the other texts of its batch: its quality depends on batch sizes and on the number"
+        " of GPUs, too."
+    )
+
+
+def _reads_padding(model: PreTrainedModel) -> bool:
+    """Return whether the logits of a short text change with padding.
+
+    The change is compared with that by another token.
+    """
+    model.eval()
+    text = model.config.get_text_config()
+    padding, end = getattr(text, "pad_token_id", None), getattr(text, "eos_token_id", None)
+    vocab_size = getattr(text, "vocab_size", _VOCABULARY)
+    usual = torch.tensor([token for token in range(vocab_size) if token not in (padding, end)])
+    length = _TOKENS // 2 - 1  # short enough that the padding is near the first token
+    alone = usual[len(usual) // 2 + torch.arange(length)][None]
+    if isinstance(end, int) and end < vocab_size:
+        alone[0, -1] = end  # encoder-decoders read it
+    changed = alone.clone()
+    changed[0, -2] = usual[0]
+    padded = torch.nn.functional.pad(alone, (0, _TOKENS), value=padding or 0)
+    is_token = torch.arange(length + _TOKENS)[None] < length
+    with torch.no_grad():
+        logits, others, longer = (
+            model(input_ids=read, attention_mask=is_token[:, : read.shape[1]].long()).logits
+            for read in (alone, changed, padded)
+        )
+    change = (longer - logits).abs().max()
+    return bool(change > _PADDING_LEAK * (others - logits).abs().max())

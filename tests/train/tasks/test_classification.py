@@ -35,7 +35,8 @@ from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.trial_spec import Prepared
 from carbonopt.study_file.reader import parse_study
-from carbonopt.train.data.examples import open_arrays
+from carbonopt.train.data.examples import Rows, open_arrays
+from carbonopt.train.data.labelled_texts import TextExamples
 from carbonopt.train.tasks.task import task_for
 
 BERT = {
@@ -296,6 +297,23 @@ def test_padding_and_fillers_change_no_logit(config, length, tmp_path):
             assert together[place].numpy() == pytest.approx(alone.numpy(), abs=1e-6)
         sums = task.sums(model, batch).reshape(3, 2)
     assert batch["weights"].tolist() == [1, 1, 0, 1] and sums[1].sum() == sums[2].sum() == 3
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_an_encoder_decoder_is_evaluated_on_rows_that_fill_no_batch(kind):
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_layers": 1}
+    special = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = AutoConfig.for_model(kind, **sizes, **special, vocab_size=9, num_labels=2)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    examples = TextExamples(
+        **Rows.of([[5, 2], [6, 7, 2]])._asdict(), labels=np.array([0, 1]), padding=np.array([1])
+    )
+    task = task_for(parsed(TEXTS).model_dump(mode="json"))
+    with torch.no_grad():
+        whole, filled = (
+            task.sums(model, examples.batch(np.array(rows))) for rows in ([0, 1], [0, 1, -1, -1])
+        )
+    assert filled.tolist() == whole.tolist()
 
 
 @pytest.mark.parametrize("pad", [None, 3, 97])  # 97 is an a, which texts have

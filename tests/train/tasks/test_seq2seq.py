@@ -19,7 +19,16 @@ import torch
 import yaml
 from commands import within
 from small_studies import study
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 from trial_processes import Run, start
 
 from carbonopt.core.channel import FINISHED_EXIT
@@ -508,6 +517,39 @@ def test_sources_are_cut_on_the_tokenizers_side_and_targets_at_their_end(side, k
     assert tokenizer.decode(encoded.sources[0]) == source
     assert tokenizer.decode(encoded.targets[0]) == "uvwx"
     assert (encoded.cut_sources, encoded.kept_end, encoded.cut_targets) == (1, kept, [0])
+
+
+@pytest.mark.parametrize(
+    ("template", "end", "read"),
+    [
+        (None, "</s>", "1 2 </s>"),
+        ("<s> $A", "</s>", "<s> 1 2 </s>"),
+        ("<s> $A </s>", "</s>", "<s> 1 2 </s>"),
+        ("$A </s> <s>", "</s>", "1 2 </s> <s>"),
+        ("<s> $A <sep>", None, "<s> 1 2 <sep>"),
+    ],
+)
+def test_texts_have_the_tokenizers_own_tokens_around_them_and_an_end(template, end, read, tmp_path):
+    words = ["<s>", "</s>", "<sep>", "<pad>", "1", "2"]
+    own = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}))
+    own.pre_tokenizer = WhitespaceSplit()
+    if template is not None:
+        own.post_processor = TemplateProcessing(
+            single=template, special_tokens=[(word, words.index(word)) for word in words[:3]]
+        )
+    special = {"bos_token": "<s>", "sep_token": "<sep>", "pad_token": "<pad>", "eos_token": end}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=own, **{name: word for name, word in special.items() if word}
+    )
+    complete(tokenizer)
+    pair = SourceTarget("1 2", "1 2", "here")
+    encoded = encode(tokenizer, [pair], 9, 9)
+    assert tokenizer.decode(encoded.sources[0]) == tokenizer.decode(encoded.targets[0]) == read
+    tokenizer.save_pretrained(tmp_path)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    assert saved("1 2")["input_ids"] == encoded.sources[0] and len(saved) == len(words)
+    shorter = encode(tokenizer, [pair], len(encoded.sources[0]) - 1, 9).sources[0]
+    assert tokenizer.decode(shorter) == read.replace(" 2", "")
 
 
 def test_what_is_left_out_cut_or_known_by_heart_is_counted(workload, tmp_path):
