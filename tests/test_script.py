@@ -765,6 +765,23 @@ def raising(lines: str, error: str, before: str = "", after: str = "") -> str:
     )
 
 
+@pytest.mark.parametrize(("last_step", "state"), [(6, TrialState.COMPLETE), (4, TrialState.FAILED)])
+def test_an_abort_while_python_ends_costs_no_trial_that_has_reported_all(
+    last_step: int, state: TrialState, tmp_path: Path
+) -> None:
+    aborts = (
+        "import atexit, ctypes\n"
+        "atexit.register(ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev)  # as PyTorch does\n"
+    )
+    warned: list[str] = []
+    loop = LOOP.replace("range(1, 7)", f"range(1, {last_step + 1})")
+    record = watched(aborts + loop, tmp_path, warned=warned)
+    assert (record.state, record.steps_done) == (state, last_step)
+    assert len(warned) == (state is TrialState.COMPLETE)
+    if state is TrialState.FAILED:
+        assert record.failure.kind == "crash" and "destroy_process_group" in record.failure.text
+
+
 @pytest.mark.parametrize("lines", [PLAIN, WITHIN], ids=["plain", "with"])
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_hides_no_error_that_ends_the_script(

@@ -9,7 +9,7 @@ SIGNALLED = 128
 _SIGBUS = SIGNALLED + 7
 
 # Printed where PyTorch's threads are still at work when Python ends (pytorch issue 190489).
-_STILL_CONNECTED = "terminate called without an active exception"
+STILL_CONNECTED = "terminate called without an active exception"
 # Printed by a shell for a program that a signal has ended; bash writes its own name before it.
 _SIGNALS = "Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Terminated"
 _KILLED = re.compile(
@@ -41,7 +41,7 @@ def how_they_ended(code: int, said: str) -> str:
             " (SIGBUS: /dev/shm is too small; give the container a larger one, such as"
             " --shm-size=8g)"
         )
-    if _STILL_CONNECTED in said:
+    if STILL_CONNECTED in said:
         ended += (
             " (PyTorch's ranks were still connected when Python ended; call"
             " torch.distributed.destroy_process_group() at the script's end, and delete the DDP"

@@ -38,7 +38,13 @@ from carbonopt.search.cap import CostProjection, exceeds_cap
 from carbonopt.spec.quality_source import FileState, NoQuality
 from carbonopt.spec.trial_spec import TrialSpec
 from carbonopt.study.phases import TrialPhases
-from carbonopt.study.process_exit import SIGNALLED, host_oom_kills, how_they_ended, killed_by_signal
+from carbonopt.study.process_exit import (
+    SIGNALLED,
+    STILL_CONNECTED,
+    host_oom_kills,
+    how_they_ended,
+    killed_by_signal,
+)
 from carbonopt.study.record_fields import at_most, measured_fields, unmeasured
 from carbonopt.study.standstill import Standstill
 from carbonopt.study.trial_checkpoint import Checkpoint
@@ -719,8 +725,28 @@ class TrialWatch:
         is_loss = self._quality.value_of_mean == "exp"
         return f"the {'evaluation loss' if is_loss else self._quality.name} is not finite"
 
+    def _was_aborted_after_its_end(self) -> bool:
+        """Return whether PyTorch aborted a script's processes that had reported all training.
+
+        It may do so while Python ends, which changes nothing that was measured or reported.
+        """
+        ended_by_itself = self._left is not None and self._left.kind is None
+        return (
+            ended_by_itself
+            and self._finished_training()
+            and STILL_CONNECTED in self.trial.log_tail(PRINTED_LINES)
+        )
+
     def _on_exit(self, code: int) -> None:
         """Note the failure of processes that ended without reporting a reason."""
+        if self._was_aborted_after_its_end():
+            self.warn(
+                f"trial {self.spec.number}: PyTorch aborted a process when the script had ended,"
+                " which changes no result; at the end delete the DDP model and its optimizer, and"
+                " call torch.distributed.destroy_process_group()."
+            )
+            self._on_program_end()
+            return
         # A program may turn a signal into an exit code of its own.
         by_signal = code > SIGNALLED or self.spec.program is not None
         if by_signal and await_own_signal(self.rules.interrupted):
