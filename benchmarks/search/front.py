@@ -229,10 +229,10 @@ def summary(results: list[dict]) -> list[str]:
     names = [f"{share:.0%} of the table" for share in SHARES]
     lines = [
         (
-            f"| table | sampler | {' | '.join(names)} | {TRIALS} trials | energy of these | lowest"
+            f"| table | sampler | seeds | {' | '.join(names)} | {TRIALS} trials | energy of these | lowest"
             " perplexity of these |"
         ),
-        "| --- | --- |" + " ---: |" * (len(SHARES) + 3),
+        "| --- | --- |" + " ---: |" * (len(SHARES) + 4),
     ]
     for (table, sampler), group in grouped(results, "table", "sampler").items():
         shares = [
@@ -241,7 +241,7 @@ def summary(results: list[dict]) -> list[str]:
         energy = statistics.mean(result["energy_share"] for result in group)
         over = statistics.median(result["over_lowest"] for result in group)
         lines.append(
-            f"| {table} | {sampler} | {' | '.join(shares)} |"
+            f"| {table} | {sampler} | {len(group)} | {' | '.join(shares)} |"
             f" {_spread([result['by_trials'] for result in group])} | {energy:.1%} | +{over:.1%} |"
         )
     return lines
