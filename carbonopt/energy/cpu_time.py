@@ -29,14 +29,19 @@ class CpuTime(NamedTuple):
     # Time ready to run without a core, summed over threads; 0 where the kernel doesn't count it.
     waited_s: float = 0.0
 
-    @property
-    def wait_fraction(self) -> float | None:
-        """The share of the time, ready to run, in which the threads had no core.
+    def wait_fraction(self, elapsed_s: float) -> float | None:
+        """Return the share of the time in which the threads were ready to run but had no core.
 
-        None where nothing ran yet or the kernel doesn't count waiting.
+        The time is that which has elapsed or, if several threads were ready for longer together,
+        theirs. None where nothing ran yet or the kernel doesn't count waiting.
+
+        Args:
+            elapsed_s: The seconds by the clock in which this time was used.
         """
         ready_s = self.ran_s + self.waited_s
-        return self.waited_s / ready_s if ready_s > 0 and _kernel_counts_waiting() else None
+        if ready_s <= 0 or not _kernel_counts_waiting():
+            return None
+        return self.waited_s / max(ready_s, elapsed_s)
 
 
 class StudyTimes(NamedTuple):
@@ -150,11 +155,17 @@ class StudyProcess:
     def __init__(self, tree: ProcessTree) -> None:
         self._tree = tree
         self._before_trial: CpuTime | None = None  # CPU time before the trial; None: no trial
+        self._trial_began_s = 0.0  # on the monotonic clock
         self._final: CpuTime | None = None
 
     def become_trial(self) -> None:
         """Count the CPU time from now on as a trial's."""
         self._before_trial = self._tree.read()
+        self._trial_began_s = time.monotonic()
+
+    def wait_fraction(self) -> float | None:
+        """Return `CpuTime.wait_fraction` of the trial, which must run still."""
+        return self.read().trials.wait_fraction(time.monotonic() - self._trial_began_s)
 
     def read(self) -> StudyTimes:
         now = self._final or self._tree.read()

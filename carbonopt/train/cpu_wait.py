@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,28 +22,32 @@ class CpuWait:
     """
 
     def __init__(self) -> None:
-        self._ran_s = self._waited_s = 0.0
-        self._began = (0.0, 0.0)
+        self._ran_s = self._waited_s = self._elapsed_s = 0.0
+        self._began, self._began_s = (0.0, 0.0), 0.0
 
     def begin(self) -> None:
-        self._began = _thread_times_s()
+        self._began, self._began_s = _thread_times_s(), time.monotonic()
 
     def end(self) -> float | None:
         """End a window and return `share`."""
-        ran_s, waited_s = _thread_times_s()
+        (ran_s, waited_s), now_s = _thread_times_s(), time.monotonic()
         # a thread that has ended meanwhile takes its times along
         self._ran_s += max(0.0, ran_s - self._began[0])
         self._waited_s += max(0.0, waited_s - self._began[1])
-        self._began = ran_s, waited_s
+        self._elapsed_s += now_s - self._began_s
+        self._began, self._began_s = (ran_s, waited_s), now_s
         return self.share
 
     @property
     def share(self) -> float | None:
-        """The share of their runnable time in which the threads had no core.
+        """The share of the windows' time in which the threads were ready to run but had no core.
 
-        None where the kernel doesn't tell (it does if it was built with CONFIG_SCHED_INFO).
+        If several threads were ready for longer together, it is the share of their time. None where
+        the kernel doesn't tell (it does if it was built with CONFIG_SCHED_INFO).
         """
-        return self._waited_s / (self._ran_s + self._waited_s) if self._ran_s else None
+        if not self._ran_s:
+            return None
+        return self._waited_s / max(self._ran_s + self._waited_s, self._elapsed_s)
 
 
 class SpinThrottle(threading.Thread):

@@ -9,7 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from carbonopt.energy import cpu_time
-from carbonopt.energy.cpu_time import ProcessTree, StudyProcesses, busy_seconds, usable_cores
+from carbonopt.energy.cpu_time import (
+    CpuTime,
+    ProcessTree,
+    StudyProcesses,
+    busy_seconds,
+    usable_cores,
+)
 
 pytestmark = pytest.mark.timed
 
@@ -137,6 +143,13 @@ def test_waiting_for_a_core_is_known_where_the_kernel_tells() -> None:
     if cpu_time._waited_s(os.getpid(), os.getpid()) == 0:
         pytest.skip("this kernel doesn't tell for how long threads wait")
     assert waited_s > 0.5, "two seconds of work on one core"
+
+
+def test_sleeping_is_no_waiting_for_a_core() -> None:
+    if (slept := CpuTime(1.0, 1.0).wait_fraction(10.0)) is None:
+        pytest.skip("this kernel doesn't tell for how long threads wait")
+    assert slept == pytest.approx(0.1)
+    assert CpuTime(6.0, 6.0).wait_fraction(4.0) == pytest.approx(0.5), "three threads"
 
 
 def test_busy_cores_are_counted_where_the_kernel_tells() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from carbonopt.train import cpu_wait
 from carbonopt.train.cpu_wait import CpuWait
 
 
@@ -39,6 +40,19 @@ def waited(threads: int, seconds: float = 1.0) -> float:
 def test_more_threads_than_cores_wait_for_one() -> None:
     cores = len(os.sched_getaffinity(0))
     assert 0.5 < waited(4 * cores) <= 1
+
+
+def test_sleeping_is_no_waiting_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thread that works for 0.1 s, waits for 0.1 s and sleeps for the rest of a second."""
+    times = iter([(5.0, 2.0), (5.1, 2.1), (5.1, 2.1), (9.1, 6.1)])
+    monkeypatch.setattr(cpu_wait, "_thread_times_s", lambda: next(times))
+    clock = iter([100.0, 101.0, 105.0, 107.0])
+    monkeypatch.setattr(cpu_wait.time, "monotonic", lambda: next(clock))
+    wait = CpuWait()
+    wait.begin()
+    assert wait.end() == pytest.approx(0.1)
+    wait.begin()
+    assert wait.end() == pytest.approx((0.1 + 4.0) / (0.2 + 8.0)), "four threads, for two seconds"
 
 
 def test_windows_add_up() -> None:

@@ -323,7 +323,7 @@ class WorkProcesses:
         return self._runnable_while_stopped_s
 
     def cpu_wait_fraction(self) -> float | None:
-        return self.cpu_time.read().trials.wait_fraction
+        return self.cpu_time.wait_fraction()
 
     def end(self, patience_s: float = guard.PATIENCE_S) -> None:
         """Kill all that is left of the processes and wait for it, so that their memory is free.
