@@ -69,7 +69,8 @@ def headline(study: StudyView) -> str:
         return (
             f"{nothing} was confirmed to meet the target: {short_params(rec.params, study.varied)}"
         )
-    return f"No trial emitted less CO2e than the baseline {at_quality}"
+    chosen = ", a start that carbonopt chose," if rec.baseline.is_chosen else ""
+    return f"No trial emitted less CO2e than the baseline{chosen} {at_quality}"
 
 
 def _best_evaluation(study: StudyView) -> float | None:
@@ -136,7 +137,8 @@ def _qualification(study: StudyView) -> str:
         return ""
     if not rec.baseline.meets_target:
         return " (the baseline misses the target)"
-    return ", against a start that carbonopt chose" if rec.baseline.is_chosen else ""
+    is_chosen = rec.baseline.is_chosen and rec.trial != rec.baseline.trial
+    return ", against a start that carbonopt chose" if is_chosen else ""
 
 
 def details(study: StudyView) -> tuple[str, ...]:

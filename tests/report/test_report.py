@@ -439,6 +439,7 @@ def test_a_target_that_rules_nothing_out_is_named_where_the_quality_suffers() ->
     for others in (
         [trial(1, 2e-3, 5.4)],  # hardly better
         [trial(1, 2e-3, 4.0), trial(2, 3e-3, 6.5)],  # one misses the target
+        [trial(1, 2e-3, 4.0), pruned(2)],  # one was stopped for it
     ):
         assert key not in caveats_of(study(trial(0, perplexity=5.5), *others))
 

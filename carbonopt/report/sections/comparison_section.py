@@ -10,7 +10,7 @@ from typing import Any
 from carbonopt.analysis.comparison import Comparison
 from carbonopt.analysis.recommend import Baseline, Recommendation
 from carbonopt.core import format as fmt
-from carbonopt.core.trial import FEWEST_READINGS, READINGS_APART_S, TrialState
+from carbonopt.core.trial import FEWEST_READINGS, READINGS_APART_S, StopReason, TrialState
 from carbonopt.report.caveats import range_text
 from carbonopt.report.document import (
     MISSING,
@@ -201,8 +201,12 @@ def _configuration(study: StudyView) -> Table | None:
 def _target_decided_nothing(study: StudyView, base: Baseline) -> Iterator[Caveat]:
     """Yield that a saving is bought by a quality that a target should have refused."""
     rec, quality = study.recommendation, study.quality
-    complete = [record for record in study.data.records if record.state is TrialState.COMPLETE]
-    if rec.value is None or not all(record.meets(rec.target) for record in complete):
+    ruled_out = any(
+        record.stop_reason is StopReason.TARGET
+        or (record.state is TrialState.COMPLETE and not record.meets(rec.target))
+        for record in study.data.records
+    )
+    if rec.value is None or ruled_out:
         return
     worse = quality.worse_by(rec.value, base.value)
     if _MUCH_WORSE <= worse < math.inf:
@@ -251,7 +255,7 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
         if (most := _MOST_OF_A_DEGREE * degrees) > _TOLERATED:
             key = "began_warmer" if comparison.began_warmer_c > 0 else "began_cooler"
             yield study.caveat(key, degrees=degrees, most=most)
-    if rec.baseline.is_chosen:
+    if rec.baseline.is_chosen and rec.trial != rec.baseline.trial:
         yield study.caveat("baseline_chosen")
     if not rec.baseline.is_start:
         yield study.caveat("baseline_not_given")

@@ -113,7 +113,6 @@ def _quality_lines_caveats(study: StudyView) -> Iterator[Caveat]:
         assert lines is not None
         yield study.caveat(
             key,
-            lines=lines.count,
             trials=[record.trial for record in records],
             quality=study.quality.name,
             example=(
