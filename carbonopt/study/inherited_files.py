@@ -4,6 +4,7 @@ A trial that reads one of them does not begin clean.
 """
 
 import contextlib
+import itertools
 import os
 import re
 import stat
@@ -62,7 +63,8 @@ class InheritedFiles:
     def __post_init__(self) -> None:
         self._found = {}
         self._of_trials = {}
-        for file in (file for folder in self.outputs for file in _files(folder)):
+        outputs = (file for folder in self.outputs for file in _files(folder, follows_links=False))
+        for file in itertools.islice(outputs, _MOST_FILES):
             with contextlib.suppress(OSError):
                 self._of_trials[file] = _noting_reads(file)
         held = _held_by_command()
@@ -156,10 +158,12 @@ def _may_be_read(file: Path, before: os.stat_result) -> bool:
 def _noting_reads(file: Path) -> os.stat_result:
     """Return a file's status, after which its next read is recorded with `relatime`, too.
 
-    Only the time of its status changes (ctime), to now. The recorded read is older than that.
+    Where the recorded read is later than the file's last change, the time of its status (ctime)
+    becomes now.
     """
     before = file.stat()
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if before.st_atime_ns > max(before.st_mtime_ns, before.st_ctime_ns):
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     return before
 
 
@@ -171,11 +175,12 @@ def _is_read(file: Path, before: os.stat_result) -> bool:
         return False
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, *, follows_links: bool = True) -> Iterator[Path]:
     """Yield the files of a folder and its subfolders, the nearest first; of a file itself.
 
-    Links are followed: a folder of checkpoints is often one to a larger disk. Caches, hidden files
-    and the folders of studies are left out.
+    Links are followed, as a folder of checkpoints is often one to a larger disk, except in a
+    trial's own folder, where they lead to what is not the trial's. Caches, hidden files and the
+    folders of studies are left out.
     """
     if is_file(folder):
         yield folder
@@ -208,9 +213,11 @@ def _files(folder: Path) -> Iterator[Path]:
             if (left := left - 1) < 0:
                 return
             with contextlib.suppress(OSError):  # a link to itself
-                if entry.is_dir():
+                if entry.is_dir(follow_symlinks=follows_links):
                     waiting.append(Path(entry.path))
-                elif entry.is_file() and not entry.name.startswith((".", _EVENTS)):
+                elif entry.is_file(follow_symlinks=follows_links) and not entry.name.startswith(
+                    (".", _EVENTS)
+                ):
                     yield Path(entry.path)
 
 

@@ -217,6 +217,23 @@ print(found.read(), file=sys.stderr)
     assert done.stderr == "('last.bin',)\n"
 
 
+def test_what_a_trials_folder_links_to_is_not_the_trials(tmp_path: Path) -> None:
+    script, data, output = (tmp_path / name for name in ("script", "data", "output"))
+    for folder in (script, data, output):
+        folder.mkdir()
+    (data / "train.txt").write_text("of the user")
+    (output / "weights.bin").write_text("of trial 0")
+    (output / "data").symlink_to(data)
+    (output / "one.txt").symlink_to(data / "train.txt")
+    changed_ns = (data / "train.txt").stat().st_ctime_ns
+    found = InheritedFiles([script], [], outputs=[output])
+    time.sleep(0.02)
+    for file in (output / "data" / "train.txt", output / "one.txt", output / "weights.bin"):
+        file.read_text()
+    assert found.read() == (str(output / "weights.bin"),)
+    assert (data / "train.txt").stat().st_ctime_ns == changed_ns
+
+
 def test_what_is_written_and_not_read_is_not_inherited(tmp_path: Path) -> None:
     since_s = began(tmp_path)
     (tmp_path / "last.bin").write_text("of trial 0")
