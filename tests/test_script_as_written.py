@@ -818,6 +818,11 @@ NOTES = {
         ("--save", False),
         ("--save --x 1", False),
         ("--log info", False),
+        ("--log wandb", False),
+        ("--log-dir logs", True),
+        ("--save steps", False),
+        ("--checkpoint bert-base-uncased", False),
+        ("--output json", False),
         ("--checkpoint pretrained.npz", False),
     ],
 )

@@ -52,12 +52,13 @@ _RANK_OPTIONS = {
     "srun": ("-n", "--ntasks"),
 }
 _OUTPUT_OPTION = re.compile(
-    r"--?(output|out|save|checkpoint|ckpt|logging|log)[-_]?(dir|folder|path)?|hydra\.run\.dir"
+    r"--?(?:(?:save|checkpoint|ckpt|logging|log)[-_]?(?P<path>dir|folder|path)?"
+    r"|(?P<output>out|output)[-_]?(?:dir|folder|path)?)|(?P<hydra>hydra\.run\.dir)"
 )
-# What such an option has where it names no path: a level, a truth value, a number.
+# What such an option has where it names no path: a level, a truth value, a format, a number.
 _NO_PATH = re.compile(
     r"trace|debug|info|warn(ing)?|error|critical|true|false|yes|no|on|off|none|null|best|last|all"
-    r"|[0-9.]*",
+    r"|jsonl?|csv|tsv|ya?ml|text|table|[0-9.]*",
     re.IGNORECASE,
 )
 _NO_TEXT = "\0"
@@ -568,13 +569,17 @@ def notes(task: "Script", space: Space, quality: Quality) -> tuple[str, ...]:
 def _fixed_outputs(task: "Script") -> list[str]:
     """Return the options for output whose value is a path that all trials have in common.
 
-    The same names are used for flags, levels of a log and files to read.
+    The same names are used for flags, levels of a log and files to read. A value without a slash or
+    a suffix is a path only if the option is called one, or output.
     """
     found = []
     for word, following in zip(task.main.words, (*task.main.words[1:], "-"), strict=True):
         option, has_value, value = word.partition("=")
         value = value if has_value else following
-        if not _OUTPUT_OPTION.fullmatch(option) or value.startswith("-"):
+        named = _OUTPUT_OPTION.fullmatch(option)
+        if named is None or value.startswith("-"):
+            continue
+        if named.lastgroup is None and not re.search(r"/|\.[a-z]\w*$", value):
             continue
         if _NO_PATH.fullmatch(value) or any(task.command.of(value)):
             continue
