@@ -154,10 +154,14 @@ def details(study: StudyView) -> tuple[str, ...]:
 def _reached_text(study: StudyView) -> str:
     """Say what the target is, and how sure it is that the recommendation meets it."""
     sure = study.recommendation.confidence
-    runs = runs_of_value(study.quality, sure.seeds, sure.value_bound) if sure else "one run"
-    if sure is not None and sure.value_bound is not None:
-        unsure = "the seed changes nothing" if sure.seeds_alike else "not confirmed"
-        runs += f": {'confirmed' if sure.confirmed else unsure}"
+    if sure is None:
+        runs = "one run"
+    elif sure.seeds_alike:
+        runs = f"{fmt.count_text(sure.seeds, 'seed')}, which change nothing"
+    else:
+        runs = runs_of_value(study.quality, sure.seeds, sure.value_bound)
+        if sure.value_bound is not None:
+            runs += f": {'confirmed' if sure.confirmed else 'not confirmed'}"
     return f"target: {_target(study)}; {runs}"
 
 
