@@ -33,7 +33,12 @@ _VALUE = (
     r"([-+]?[\d.][-+\w.]*%?|(?i:[-+]?(?:nan|inf|infinity|none|null)\b))"
 )
 # How a value says in a field beside it that it is of the training data.
-_TRAINING = re.compile(r"\s*train(?:ing)?(?:[\s_-]*(?:set|data|split))?\s*", re.IGNORECASE)
+_TRAINING = re.compile(r"\s*(?:train(?:ing)?|fit)(?:[\s_-]*(?:set|data|split))?\s*", re.IGNORECASE)
+_EVALUATING = re.compile(
+    r"\s*(?:val(?:id(?:ation)?)?|dev(?:elopment)?|test|eval(?:uation)?|held[\s_-]?out)"
+    r"(?:[\s_-]*(?:set|data|split))?\s*",
+    re.IGNORECASE,
+)
 _ONE_OF_SEVERAL = (
     "Give a value of other data, such as a test's or the training's, a name of its own, or give"
     " workload.quality_from a pattern that matches the lines that count alone, such as"
@@ -225,6 +230,16 @@ def check_steps(must: str, points: Sequence[Reported]) -> None:
         )
 
 
+def without_missing(points: Sequence[Reported]) -> list[Reported]:
+    """Return evaluations without those that are NaN or null at a step that has a number, too.
+
+    Tables that are written as JSON lines have null where a row has no value, such as the rows of
+    training data between those of evaluations.
+    """
+    steps = {point.step for point in points if point.value is not None}
+    return [point for point in points if point.value is not None or point.step not in steps]
+
+
 def check_data(objects: Sequence[Any]) -> None:
     """Refuse the training data's value behind one of other data, as values of one evaluation.
 
@@ -234,16 +249,28 @@ def check_data(objects: Sequence[Any]) -> None:
     Raises:
         BadInput: if the last object alone says that it is of the training data.
     """
-    for name, value in objects[-1].items() if isinstance(objects[-1], dict) else ():
-        if not (isinstance(value, str) and _TRAINING.fullmatch(value)):
+    texts = [_texts(each) for each in objects]
+    for name, value in texts[-1].items():
+        if not _TRAINING.fullmatch(value):
             continue
-        for other in objects[:-1]:
-            earlier = other.get(name) if isinstance(other, dict) else None
-            if isinstance(earlier, str) and not _TRAINING.fullmatch(earlier):
+        for other in texts[:-1]:
+            earlier = other.get(name, "")
+            if _EVALUATING.fullmatch(earlier):
                 raise BadInput(
                     f"the last value must be the one that counts, but its {shortened(name)} is"
                     f" {shortened(value)}, behind one of {shortened(earlier)}. {_ONE_OF_SEVERAL}"
                 )
+
+
+def _texts(value: Any, name: str = "") -> dict[str, str]:
+    """Return the texts in an object of JSON by name, also those in the objects in it.
+
+    No data set is named in the sixth object within others.
+    """
+    if isinstance(value, dict) and name.count(".") < 5:
+        parts = (_texts(each, f"{name}.{key}" if name else str(key)) for key, each in value.items())
+        return {key: text for part in parts for key, text in part.items()}
+    return {name: value} if isinstance(value, str) else {}
 
 
 def lines_of_last(points: Sequence[Reported], texts: Sequence[str]) -> Lines | None:
@@ -294,6 +321,9 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> Readings:
         found.append((point, printed, line.strip()))
     if not found:
         return Readings([], None)
+    if "step" in found[0][1]:
+        kept = set(map(id, without_missing([point for point, *_ in found])))
+        found = [each for each in found if id(each[0]) in kept]
     points, objects, texts = (list(each) for each in zip(*reversed(found), strict=True))
     if "step" in objects[-1]:
         check_steps("the script must print", points)

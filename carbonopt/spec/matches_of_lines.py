@@ -136,7 +136,7 @@ def find(pattern: str, path: Path, begin: int = 0) -> list[Matches]:
                 # A pattern of a number alone would match a ruler or a title, too.
                 if any(re.search(r"\w", _beside(match, group)) for match in places):
                     lacking = word[0]
-            _add(found, matches, overwrites=overwrites)
+            _add(found, line, matches, overwrites=overwrites)
             if len(found) > 2 * MOST_POINTS:
                 found = found[:-1:2] + found[-1:]
             # A progress bar's \r ends a line, too, over which the next one is written.
@@ -145,9 +145,13 @@ def find(pattern: str, path: Path, begin: int = 0) -> list[Matches]:
 
 
 def _add(
-    found: list[Matches], matches: list[tuple["re.Match[str]", Value]], *, overwrites: bool
+    found: list[Matches],
+    line: str,
+    matches: list[tuple["re.Match[str]", Value]],
+    *,
+    overwrites: bool,
 ) -> None:
-    """Add the matches of a line to those of their steps."""
+    """Add the matches of a line, which may be of numbers in the place of NaN, to their steps'."""
     step_before: Matches | None = None
     for match, value in matches:
         has_step = "step" in match.re.groupindex and match["step"] is not None
@@ -159,7 +163,7 @@ def _add(
             step_before = found[-1]
         # of a long line what stands beside the match
         begin = max(0, match.start() - _LOOKED_AT)
-        found[-1].add(value, match.string[begin : match.end() + _LOOKED_AT].strip())
+        found[-1].add(value, line[begin : match.end() + _LOOKED_AT].strip())
 
 
 def _in_place_of(

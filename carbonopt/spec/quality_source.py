@@ -28,6 +28,7 @@ from carbonopt.core.script_reports import (
     check_steps,
     evaluation,
     whole,
+    without_missing,
 )
 from carbonopt.core.values import Frozen
 from carbonopt.spec import matches_of_lines
@@ -35,6 +36,14 @@ from carbonopt.spec import matches_of_lines
 _MATCHING_LIMIT_S = 20.0
 _LARGEST_FILE = 2**26  # bytes
 _PIECE = 2**20  # bytes that are hashed at once
+
+
+# What says of a value that it is a perplexity, or an exponential.
+_EXPONENTIAL = re.compile(
+    r"ppl|perplexity|(?<![a-z])exp(?![a-z0-9])|\be\\?(?:\^|\*\*)", re.IGNORECASE
+)
+# What says that it is a loss, if no other number is between that and the value.
+_LOSS = re.compile(r"(?:loss|nll|cross.?entropy)(?!.*(?:\\d|0-9))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -46,11 +55,15 @@ class FileState:
     left_by_others: bytes | None
 
     def added_from(self, path: Path) -> int:
-        """Return the byte from which on a file has what was appended since; 0: it is all new."""
+        """Return the byte from which on a file has what was appended since; 0: it is all new.
+
+        Who appends ends each line. A file that is written anew may begin as before, with 0.9 of
+        0.91, but seldom up to a line's end.
+        """
         _, size, _ = self.changed
         if self.left_by_others is None or path.stat().st_size <= size:
             return 0
-        return size if _sha256(path, size) == self.left_by_others else 0
+        return size if _sha256(path, size) == self.left_by_others and _ends_line(path, size) else 0
 
 
 class NoQuality(Exception):
@@ -99,19 +112,17 @@ class QualitySource(Frozen, allow_inf_nan=False):
         """Check that the value isn't a loss where its exponential is the quality.
 
         Raises:
-            BadInput: if the name nearest before the value is a loss's.
+            BadInput: if what stands before the value names a loss, and no exponential.
         """
         before = self.key or (self.pattern or "").partition("(?P<value>")[0]
         if self.pattern is not None and before == self.pattern:
             before = re.split(r"(?<!\\)\((?!\?)", self.pattern)[0]
-        names = re.findall("loss|nll|cross.?entropy|exp|ppl|perplexity", before, re.IGNORECASE)
-        names = [name.lower() for name in names]
-        if quality.value_of_mean != "exp" or not names or "exp" in names:
+        if quality.value_of_mean != "exp" or _EXPONENTIAL.search(before) is not None:
             return
-        if names[-1] not in ("ppl", "perplexity"):
+        if (found := _LOSS.search(before)) is not None:
             raise BadInput(
                 f"workload.quality_from must find the {quality.name} itself, but finds what is"
-                f" called {names[-1]}; let the script write exp({names[-1]}), or set target:"
+                f" called {found[0]}; let the script write exp({found[0]}), or set target:"
                 " {quality: NAME, at_most: VALUE} for the loss."
             )
 
@@ -172,6 +183,7 @@ class QualitySource(Frozen, allow_inf_nan=False):
                 step = _step(each.step, steps)
                 points.append(evaluation(quality, qualities, None, step, of_percent=mend))
         if any(each.step is not None for each in found):
+            points = without_missing(points)
             check_steps("workload.quality_from must find", points)
         last = found[-1]
         differ = len(set(map(str, last.values))) > 1
@@ -210,6 +222,7 @@ class QualitySource(Frozen, allow_inf_nan=False):
         matches = [matches_of_lines.Matches(**step) for step in json.loads(done.stdout)]
         if not matches:
             where = "the script's output" if self.file is None else str(path)
+            where = f"what the trial has added to {where}" if begin else where
             raise NoQuality(
                 f"workload.quality_from.pattern, '{self.pattern}', matches nothing in {where};"
                 " give one that matches a line there"
@@ -246,14 +259,16 @@ class QualitySource(Frozen, allow_inf_nan=False):
             if not found or found[-1].step != step:
                 found.append(matches_of_lines.Matches(step))
                 of_step = []
-            of_step.append(each)
+            if value == value:  # else null, which is a missing value if its step has another
+                of_step.append(each)
             found[-1].begin_line(overwrites=False)
             found[-1].add(value, json.dumps(each))
         if not found:
             raise NoQuality(
                 f"workload.quality_from.key: {path} has no {self.key}, but {_names(objects[-1])}"
             )
-        check_data(of_step)
+        if of_step:
+            check_data(of_step)
         return found
 
 
@@ -309,6 +324,13 @@ def _changed(path: Path) -> tuple[int, int, int]:
     """Return what differs once a file has been written: its time, size and inode."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _ends_line(path: Path, size: int) -> bool:
+    """Return whether the first bytes of a file end with a line, or there are none."""
+    with path.open("rb") as file:
+        file.seek(max(0, size - 1))
+        return size == 0 or file.read(1) in (b"\n", b"\r")
 
 
 def _sha256(path: Path, size: int) -> bytes:

@@ -1,5 +1,6 @@
 """Values that a user's script may report, and those that only look like numbers."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,14 @@ import torch
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import ACCURACY, PERPLEXITY
-from carbonopt.core.script_reports import Lines, evaluation, number, printed_evaluations, whole
+from carbonopt.core.script_reports import (
+    Lines,
+    check_data,
+    evaluation,
+    number,
+    printed_evaluations,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +130,21 @@ def test_the_training_s_value_behind_another_data_s_is_refused(lines: list[str])
     lines[-2:] = lines[:-3:-1]
     read = printed_evaluations("\n".join(lines), ACCURACY, 10)
     assert ([point.value for point in read.points], read.lines.last) == ([0.75], lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("earlier", "last", "is_refused"),
+    [
+        ({"meta": {"split": "test"}}, {"meta": {"split": "train"}}, True),
+        ({"stage": "validation"}, {"stage": "fit"}, True),
+        ({"stage": "warmup"}, {"stage": "train"}, False),
+    ],
+)
+def test_what_follows_an_evaluation_s_value_may_not_be_the_training_s(
+    earlier: dict, last: dict, is_refused: bool
+) -> None:
+    with pytest.raises(BadInput) if is_refused else contextlib.nullcontext():
+        check_data([earlier, last])
 
 
 @pytest.mark.parametrize("step", ["", ', "step": 9'])

@@ -1,5 +1,6 @@
 """Numbers that a pattern finds in a script's output."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.quality import quality_of
+from carbonopt.core.quality import PERPLEXITY, quality_of
 from carbonopt.core.script_reports import Lines
 from carbonopt.spec.matches_of_lines import LONGEST_LINE, Value, find
 from carbonopt.spec.quality_source import NoQuality, QualitySource
@@ -415,3 +416,54 @@ def test_json_lines_with_several_values_are_told_and_the_training_s_refused(tmp_
     path.write_text("\n".join(map(json.dumps, rows[::-1])))
     with pytest.raises(BadInput, match="'split' is 'train'"):
         source.read(tmp_path / "log", tmp_path, LOSS, 10)
+
+
+def test_a_file_that_begins_as_before_is_read_whole_unless_a_line_ended_there(
+    tmp_path: Path,
+) -> None:
+    source = QualitySource(file="result.txt", pattern="([0-9.]+)")
+    file = tmp_path / "result.txt"
+    file.write_text("0.9")
+    state = source.state(tmp_path, tmp_path / "trial")
+    file.write_text("0.91")
+    (point,) = source.read(file, tmp_path, LOSS, 10, state).points
+    assert point.value == 0.91
+    file.write_text("acc: 0.9\n")
+    state = source.state(tmp_path, tmp_path / "trial")
+    file.write_text("acc: 0.9\nno value\n")
+    with pytest.raises(NoQuality, match="has added"):
+        source.read(file, tmp_path, LOSS, 10, state)
+
+
+def test_rows_of_other_data_have_no_value_in_a_table_of_json_lines(tmp_path: Path) -> None:
+    rows = [
+        {"step": 10 * epoch, "split": split, "acc": accuracy}
+        for epoch in (1, 2, 3)
+        for split, accuracy in (("val", 0.5 + epoch / 10), ("train", None))
+    ]
+    (tmp_path / "log").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = QualitySource(file="log", key="acc")
+    points = source.read(tmp_path / "log", tmp_path, LOSS, 10).points
+    assert [(point.step, point.value) for point in points] == [(10, 0.6), (20, 0.7), (30, 0.8)]
+
+
+def test_the_line_of_nan_is_shown_as_it_was_printed(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("acc: nan\nacc: 0.5\n")
+    lines = QualitySource(pattern="acc: ([0-9.]+)").read(tmp_path / "log", tmp_path, LOSS, 9).lines
+    assert lines is not None and (lines.first, lines.last) == ("acc: nan", "acc: 0.5")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_loss"),
+    [
+        ({"key": "experiment.val_loss", "file": "f"}, True),
+        ({"key": "eval_ppl_from_loss", "file": "f"}, False),
+        ({"pattern": "step [0-9]+ val loss ([0-9.]+)"}, True),
+        ({"pattern": r"perplexity \(val loss\) = ([0-9.]+)"}, False),
+        ({"pattern": r"loss [0-9.]+ \| ([0-9.]+)"}, False),
+        ({"pattern": r"e\^loss ([0-9.]+)"}, False),
+    ],
+)
+def test_a_loss_is_told_by_its_name(source: dict, is_loss: bool) -> None:
+    with pytest.raises(BadInput) if is_loss else contextlib.nullcontext():
+        QualitySource(**source).check_quality(PERPLEXITY)
