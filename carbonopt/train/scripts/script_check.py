@@ -292,30 +292,7 @@ def _check_arguments(task: "Script", space: Space) -> None:
 def _check_program(task: "Script", base: Path) -> None:
     command, words = task.command, task.main.words
     if command.needs_shell:
-        if shutil.which("bash") is None:
-            raise BadInput(
-                "workload.command has a shell's signs, but no bash is on PATH; leave them out, or"
-                " install it."
-            )
-        try:
-            command.check_lines()
-        except BadInput as error:
-            raise BadInput(f"workload.command: {error}") from error
-        if words[0] in _SHELL_ENDS:
-            raise BadInput(
-                "workload.command must have its program outside if, for, while and braces, but it"
-                f" ends with {words[0]}; put it into a script, and write `bash run.sh`."
-            )
-        if re.search(rf"(?<!\S){re.escape(words[0])}\s*\(\s*\)", task.workload.command):
-            raise BadInput(
-                "workload.command must have its program outside a shell's functions, but it ends"
-                f" with the function {words[0]}; put it into a script, and write `bash run.sh`."
-            )
-        if any(each.words[:2] == ("conda", "activate") for each in command.simple):
-            raise BadInput(
-                "workload.command: conda activate needs your own shell; write "
-                "`conda run --no-capture-output -n NAME python ...`."
-            )
+        _check_shell(task)
     folder = working_folder(task, base)
     if not command.literal(words[0]) or words[0].startswith("~") or folder is None:
         return
@@ -352,6 +329,35 @@ def _check_program(task: "Script", base: Path) -> None:
         raise BadInput(f"workload.command: {why}; install it, or give workload.folder.")
     if kind == "file" and command.literal(words[1]):
         _check_source(Path(name))
+
+
+def _check_shell(task: "Script") -> None:
+    """Raise BadInput for a shell's command that no trial can run, or whose program is unseen."""
+    command, words = task.command, task.main.words
+    if shutil.which("bash") is None:
+        raise BadInput(
+            "workload.command has a shell's signs, but no bash is on PATH; leave them out, or"
+            " install it."
+        )
+    try:
+        command.check_lines()
+    except BadInput as error:
+        raise BadInput(f"workload.command: {error}") from error
+    if words[0] in _SHELL_ENDS:
+        raise BadInput(
+            "workload.command must have its program outside if, for, while and braces, but it"
+            f" ends with {words[0]}; put it into a script, and write `bash run.sh`."
+        )
+    if re.search(rf"(?<!\S){re.escape(words[0])}\s*\(\s*\)", task.workload.command):
+        raise BadInput(
+            "workload.command must have its program outside a shell's functions, but it ends"
+            f" with the function {words[0]}; put it into a script, and write `bash run.sh`."
+        )
+    if any(each.words[:2] == ("conda", "activate") for each in command.simple):
+        raise BadInput(
+            "workload.command: conda activate needs your own shell; write "
+            "`conda run --no-capture-output -n NAME python ...`."
+        )
 
 
 def _check_source(source: Path) -> None:
