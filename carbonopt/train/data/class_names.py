@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 ClassNames = dict[str, list[str]]  # by column, the names of the classes 0, 1, …
+_UNLABELLED = ", which stands for no label; leave such rows out, or give a split that has labels"
 
 
 def names_in(path: Path) -> ClassNames:
@@ -130,6 +131,7 @@ def _named(value: Any, names: list[str], column: str, where: str) -> Any:
         return value
     if not 0 <= value < len(names) or value != int(value):
         raise BadInput(
-            f"{column} must hold labels from 0 to {len(names) - 1}, but {where} has {value}."
+            f"{column} must hold labels from 0 to {len(names) - 1}, but {where} has {value}"
+            f"{_UNLABELLED if value == -1 else ''}."
         )
     return names[int(value)]
