@@ -302,7 +302,7 @@ class Evidence:
         return float(ndtr(slack / deviation)) if deviation > 0 else float(slack >= 0)
 
     def confidence(self, candidate: Configuration) -> Confidence:
-        noise = self._noise(candidate)
+        noise, seeds_alike = self._noise(candidate), self._seeds_alike(candidate)
         return Confidence(
             seeds=candidate.n,
             trials=tuple(run.trial for run in candidate.runs),
@@ -315,8 +315,8 @@ class Evidence:
             value_bound=self.bound(candidate),
             emissions_deviation_kg_co2e=self._emissions_deviation_kg_co2e(candidate),
             miss_chance=self._miss_chance(candidate),
-            confirmed=self.confirmed(candidate) and not self._seeds_alike(candidate),
-            seeds_alike=self._seeds_alike(candidate),
+            confirmed=self.confirmed(candidate) and not seeds_alike,
+            seeds_alike=seeds_alike,
             safer_alternative=self._safer_alternative(candidate),
         )
 

@@ -321,11 +321,12 @@ def printed_evaluations(said: str, quality: Quality, steps: int) -> Readings:
         found.append((point, printed, line.strip()))
     if not found:
         return Readings([], None)
-    if "step" in found[0][1]:
+    has_steps = "step" in found[0][1]
+    if has_steps:
         kept = set(map(id, without_missing([point for point, *_ in found])))
         found = [each for each in found if id(each[0]) in kept]
     points, objects, texts = (list(each) for each in zip(*reversed(found), strict=True))
-    if "step" in objects[-1]:
+    if has_steps:
         check_steps("the script must print", points)
     last = points[-1]
     check_data([each for each, at in zip(objects, points, strict=True) if at.step == last.step])
