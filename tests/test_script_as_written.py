@@ -307,6 +307,10 @@ SOURCES = {
     "a nested key": (
         {"file": "{output_dir}/a.json", "key": "a.b.0.c"}, {"a.json": {"a": {"b": [{"c": 1}]}}}, [(1, 1.0)],
     ),
+    "a key with many dots": (  # which could be divided in 2 ** 40 ways
+        {"file": "{output_dir}/a.jsonl", "key": ".".join("a" * 40)},
+        {"a.jsonl": [{"a": 0.1}, {".".join("a" * 40): 0.5}]}, [(1, 0.5)],
+    ),
     "a key with signs": (
         {"file": "{output_dir}/a.json", "key": "valid/acc.1"}, {"a.json": {"valid/acc.1": 1}}, [(1, 1.0)],
     ),

@@ -388,14 +388,21 @@ def _parsed(text: str) -> Any:
 
 def _looked_up(value: Any, key: str) -> Any:
     """Return the value at a key, as it is or by its parts between dots; None if there is none."""
-    if isinstance(value, dict) and key in value:
-        return value[key]
-    if isinstance(value, list) and re.fullmatch("-?[0-9]{1,9}", key):
-        return value[int(key)] if -len(value) <= int(key) < len(value) else None
+    if (whole_key := _item(value, key)) is not None:
+        return whole_key
     for place in (place for place, sign in enumerate(key) if sign == "."):
-        inner = _looked_up(value, key[:place])
+        inner = _item(value, key[:place])
         if inner is not None and (inner_value := _looked_up(inner, key[place + 1 :])) is not None:
             return inner_value
+    return None
+
+
+def _item(value: Any, name: str) -> Any:
+    """Return a dictionary's value, or a list's by its number; None if there is none."""
+    if isinstance(value, dict):
+        return value.get(name)
+    if isinstance(value, list) and re.fullmatch("-?[0-9]{1,9}", name):
+        return value[int(name)] if -len(value) <= int(name) < len(value) else None
     return None
 
 
