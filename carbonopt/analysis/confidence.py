@@ -150,16 +150,16 @@ class Confidence(Frozen):
     seeds: int  # number of complete runs of the configuration, each with its own seed
     trials: tuple[int, ...]  # numbers of these runs
     value_mean: float  # mean of the quality, as `Configuration.value`
-    # standard deviation of one run, pooled or its own; None: it ran once
+    # standard deviation of one run, pooled or its own; None: it ran once, or `seeds_alike`
     value_deviation: float | None
-    # At `level`, the mean over all seeds is no worse. None: it ran once, or its runs differ beyond
-    # all bounds.
+    # At `level`, the mean over all seeds is no worse. None: it ran once, its runs differ beyond all
+    # bounds, or `seeds_alike`.
     value_bound: float | None
     emissions_deviation_kg_co2e: float | None  # standard deviation of one run, in the same way
-    # chance that one more run, with another seed, misses the target; None: it ran once
+    # chance that one more run, with another seed, misses the target; None: it ran once, or
+    # `seeds_alike`
     miss_chance: float | None
-    # whether the bound meets the target, and the runs differ: equal ones show no seed's luck
-    confirmed: bool
+    confirmed: bool  # whether the bound meets the target
     seeds_alike: bool = False  # whether its runs were equal although each had another seed
     # None: it is confirmed, it has no bound, or no other one is as cheap and surer
     safer_alternative: SaferAlternative | None
@@ -256,7 +256,7 @@ class Evidence:
     def bound(self, candidate: Configuration, level: float = LEVEL) -> float | None:
         """Return the bound that the mean over all seeds is no worse than, at a level of confidence.
 
-        None: the configuration ran once, or its runs differ too much.
+        None: the configuration ran once, its runs differ too much, or its seeds change nothing.
         """
         noise = self._noise(candidate)
         if noise is None:
@@ -302,7 +302,7 @@ class Evidence:
         return float(ndtr(slack / deviation)) if deviation > 0 else float(slack >= 0)
 
     def confidence(self, candidate: Configuration) -> Confidence:
-        noise, seeds_alike = self._noise(candidate), self._seeds_alike(candidate)
+        noise = self._noise(candidate)
         return Confidence(
             seeds=candidate.n,
             trials=tuple(run.trial for run in candidate.runs),
@@ -315,27 +315,30 @@ class Evidence:
             value_bound=self.bound(candidate),
             emissions_deviation_kg_co2e=self._emissions_deviation_kg_co2e(candidate),
             miss_chance=self._miss_chance(candidate),
-            confirmed=self.confirmed(candidate) and not seeds_alike,
-            seeds_alike=seeds_alike,
+            confirmed=self.confirmed(candidate),
+            seeds_alike=self.seeds_alike(candidate),
             safer_alternative=self._safer_alternative(candidate),
         )
 
-    def _seeds_alike(self, candidate: Configuration) -> bool:
+    def seeds_alike(self, candidate: Configuration) -> bool:
         """Return whether a configuration's runs are equal and that is not by chance.
 
-        Equal shares of few examples may be, and so may the best value there is. They are not where
-        all repeats of all configurations have the evaluations of the first run, and that at several
-        places.
+        Equal shares of few examples may be, and so may the best value there is. Such runs show
+        nothing of what another seed reaches.
         """
-        noise = self._noise(candidate)
         is_best = candidate.value == candidate.quality.best
-        if noise is None or is_best or len({run.seed for run in candidate.runs}) == 1:
+        if self.value_spread is None or is_best or len({run.seed for run in candidate.runs}) == 1:
             return False
+        spread = self.value_spread.or_own_if_larger(candidate.scaled_values)
+        return spread.deviation == 0 or self._curves_alike
+
+    @cached_property
+    def _curves_alike(self) -> bool:
+        """Whether all repeats have their first run's evaluations, and that at several places."""
         repeated = [tried for tried in self.configurations if tried.n > 1]
         compared = sum((tried.n - 1) * len(tried.first.evals) for tried in repeated)
-        return noise.deviation == 0 or (
-            compared >= NOT_BY_CHANCE
-            and all(curve(run) == curve(tried.first) for tried in repeated for run in tried.runs)
+        return compared >= NOT_BY_CHANCE and all(
+            curve(run) == curve(tried.first) for tried in repeated for run in tried.runs
         )
 
     def _miss_chance(self, candidate: Configuration) -> float | None:
@@ -466,11 +469,10 @@ class Evidence:
         )
 
     def _noise(self, candidate: Configuration) -> Pooled | None:
-        return (
-            self.value_spread.or_own_if_larger(candidate.scaled_values)
-            if self.value_spread and candidate.n > 1
-            else None
-        )
+        """Return the spread of a configuration's runs; None: one run, or seeds change nothing."""
+        if self.value_spread is None or candidate.n == 1 or self.seeds_alike(candidate):
+            return None
+        return self.value_spread.or_own_if_larger(candidate.scaled_values)
 
 
 def configurations(records: Iterable[TrialRecord]) -> tuple[Configuration, ...]:

@@ -13,7 +13,12 @@ from documents import caveats_of
 from scipy import stats
 
 from carbonopt.analysis.confidence import LEVEL, Evidence, Standing, configurations, pooled
-from carbonopt.analysis.recommend import Recommendation, cheaper_but_unsure, recommend
+from carbonopt.analysis.recommend import (
+    Recommendation,
+    cheaper_but_unsure,
+    recommend,
+    recommendation_by_target,
+)
 from carbonopt.analysis.repeated_configurations import repeats
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import ACCURACY, PERPLEXITY, Target
@@ -373,7 +378,9 @@ def test_equal_shares_of_few_examples_confirm_nothing() -> None:
     assert repeats(data.records)[0].standing(rec.target) is Standing.INCONCLUSIVE
     assert _holds(recommend(of_shares([95, 95])))
     # A script that does not tell the number of its examples has one evaluation's mean.
-    assert recommend(of_shares([0.9, 0.9], examples=1)).confidence.value_deviation == 0
+    of_script = recommend(of_shares([0.9, 0.9], examples=1)).confidence
+    assert of_script is not None
+    assert of_script.seeds_alike and of_script.value_deviation is None
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -466,3 +473,9 @@ def test_seeds_with_equal_curves_confirm_nothing(
     assert sure is not None
     assert (sure.seeds_alike, sure.confirmed) == (unused, not unused)
     assert ("seeds_alike" in caveats_of(alike)) is unused
+    # No other place says more than `confirmed` does.
+    assert ((sure.value_bound, sure.miss_chance) == (None, None)) is unused
+    [listed] = repeats(records)
+    assert (listed.standing(data.config.target.at()) is Standing.CONFIRMED) is not unused
+    bounds = [answer.value_bound for answer in recommendation_by_target(alike)]
+    assert (bounds == [None] * len(bounds)) is unused

@@ -347,6 +347,8 @@ def test_the_statement_of_a_replay_claims_no_time_that_the_table_lacks() -> None
     assert f"The training took {human_duration(took.train)}." in said
     assert "start-up" not in said and "pauses" not in said
     assert f"used at least {fmt.energy_text(study.recommendation.study_energy_kwh)}" in said
+    runs = fmt.count_text(study.recommendation.break_even_runs, "run")
+    assert f"paid back after at least {runs} of the recommendation" in said
     told = " ".join(files["methods.tex"].decode().split())
     assert "start-up, was not recorded" in told and "start-up and evaluation count" not in told
 
