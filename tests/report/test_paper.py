@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from analysis.test_confidence import of_shares, repeated, runs
 from paper_facts import INFLUENCE, NOT_KNOWN, batch_effect, returns
 from small_studies import (
     HACKED,
@@ -32,7 +33,7 @@ from carbonopt.core.trial import TrialState
 from carbonopt.core.units import human_duration
 from carbonopt.report.assemble import whole
 from carbonopt.report.caveats import TEMPLATES
-from carbonopt.report.document import Document
+from carbonopt.report.document import Document, Level
 from carbonopt.report.paper.paper_files import paper_files
 from carbonopt.report.paper.paper_text import bibliography, checklist, methods, statement
 from carbonopt.report.render.latex import _SHOWN, MOST_ROWS, escape, tables
@@ -289,6 +290,36 @@ def test_the_checklist_says_no_where_no_spread_is_known() -> None:
     assert answers(STUDIES["one trial"])["Statistical significance"][0] == "No"
     answer, said = answers(STUDIES["three seeds"])["Statistical significance"]
     assert answer == "Yes" and "mean of 3 seeds" in said and "with 95 \\% confidence" in said
+
+
+def test_the_checklist_of_a_start_that_is_recommended_claims_a_bound_only_with_repeats() -> None:
+    refuted = repeated(runs(0, [2.0], [9.0]), runs(1, [1.0] * 3, [9.0, 14.0, 15.0]), start=True)
+    bounded = repeated(runs(0, [1.0] * 2, [9.0, 9.8]), start=True)
+    for data, expected in ((refuted, "No"), (bounded, "Yes")):
+        answer, said = answers(data)["Statistical significance"]
+        assert answer == expected
+        assert ("Student" in said) is (expected == "Yes")
+        assert "no saving to bound" in said
+        view = StudyView(data)
+        critical = [each for each in whole(view).caveats if each.level is Level.CRITICAL]
+        assert all(escape(caveat.finding).replace("~", " ") in said for caveat in critical)
+    assert critical
+
+
+@pytest.mark.parametrize(
+    ("data", "of_logarithm", "sign"),
+    [
+        (STUDIES["three seeds"], True, "plus"),
+        (of_shares([95, 93, 96]), False, "minus"),
+    ],
+)
+def test_the_methods_have_the_statistics_of_the_quality(
+    data: StudyData, of_logarithm: bool, sign: str
+) -> None:
+    view = StudyView(data)
+    said = methods(view, whole(view))
+    assert ("geometric" in said) is ("is its logarithm" in said) is of_logarithm
+    assert f"{sign} $t_" in said and (r"1/\sqrt{12}$ of an example" in said) is not of_logarithm
 
 
 def test_the_checklist_of_a_replay_and_of_no_result_claims_nothing() -> None:

@@ -89,6 +89,7 @@ def methods(study: StudyView, document: Document) -> str:
         may_try_new=may_try_new(config),
         saving_width=SAVING_WIDTH,
         whole_processes=counts_whole_processes(study.data),
+        logarithmic=study.quality.value_of_mean == "exp",
         counts_gpus=_counts_gpus(study.data),
         caveats=[caveat.finding for caveat in document.caveats],
     )
@@ -152,6 +153,7 @@ def checklist(study: StudyView, document: Document) -> str:
             if not rec.met
             else runs_of_value(study.quality, rec.seeds, sure.value_bound if sure else None)
         ),
+        bounded=sure is not None and sure.value_bound is not None,
         interval=rec.saving_interval and saving_confidence_text(study),
         caveats=_critical(document) if rec.met else (),
     )
