@@ -248,7 +248,7 @@ def test_trials_that_other_work_slowed_are_named_and_their_figures_stay() -> Non
     figure, table = shown.blocks
     assert isinstance(figure, Figure) and isinstance(table, Table)
     assert [row[1].text for row in table.rows] == ["1 (1 slowed)", "2 (1 slowed)", "1"]
-    assert "trials 0, 2, whose time and energy are too high" in table.note
+    assert "trials 0, 2, whose time is too high, and whose energy is, too" in table.note
     assert "slowed trials of batch size 8, 16." in figure.alt
 
 
@@ -261,7 +261,7 @@ def test_only_time_is_too_high_where_trials_are_charged_by_cpu_time() -> None:
     changes = {"sessions": tuple(ledgers), "provenance": provenance}
     shown = section(StudyView(by_cpu_time.model_copy(update=changes)))
     assert shown is not None
-    assert "trial 0, whose time is too high" in shown.blocks[1].note
+    assert "trial 0, whose time is too high, and whose energy may be" in shown.blocks[1].note
 
 
 def test_without_slowed_trials_none_is_named() -> None:

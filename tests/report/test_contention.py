@@ -159,9 +159,18 @@ def test_only_what_is_charged_by_cpu_time_leaves_the_time_of_waiting_out() -> No
     """
     runs = trial(0, 4e-3, 4.5), trial(1, 1e-3, cpu_wait_fraction=0.5)
     capped = trial(2, 1.1e-3, state="pruned", stop_reason="cap", cpu_wait_fraction=0.6)
-    assert keys(*runs, capped, session=TOLD, provenance=OF_THE_CPU) == [f"{CHARGED}_saving"]
+    assert keys(*runs, capped, session=TOLD, provenance=OF_THE_CPU) == [SAVING]
     for session, provenance in ((UNTOLD, OF_THE_CPU), (TOLD, study().provenance)):
         assert keys(*runs, capped, session=session, provenance=provenance) == [SAVING, PRUNED]
+
+
+@pytest.mark.parametrize(("wait", "level"), [(0.3, Level.WARNING), (0.4, Level.CRITICAL)])
+def test_a_saving_of_what_waited_long_is_not_to_be_trusted(wait: float, level: Level) -> None:
+    runs = trial(0, 4e-3, 4.5, cpu_wait_fraction=wait), trial(1, 1e-3, cpu_wait_fraction=0.03)
+    data = study(*runs, sessions=(TOLD,), provenance=OF_THE_CPU)
+    (caveat,) = caveats(StudyView(data))
+    assert (caveat.level, caveat.numbers["trial"]) == (level, 0)
+    assert (caveat.key == SAVING) is (level is Level.CRITICAL)
 
 
 @pytest.mark.parametrize("decisive", ["recommended", "repeat", "baseline", "capped", None])
@@ -169,7 +178,7 @@ def test_a_slowed_trial_that_decides_is_a_warning_also_by_cpu_time(decisive: str
     """OpenMP's threads spin while one of them waits: CPU time rises, too."""
 
     def wait_if(role: str) -> float:
-        return 0.4 if role == decisive else 0.03
+        return 0.3 if role == decisive else 0.03
 
     same = {"params": {"learning_rate": 2e-3}}
     runs = (

@@ -56,9 +56,10 @@ def _trials(row: AtBatch) -> str:
 
 def _notes(study: StudyView, effect: BatchEffect) -> Iterator[str]:
     if slowed := [trial for row in effect.batches for trial in row.slowed]:
-        too_high = "time is" if is_charged_by_cpu_time(study.data) else "time and energy are"
+        energy = "may be" if is_charged_by_cpu_time(study.data) else "is"
         yield (
-            f"Other work on the machine slowed {trials_text(slowed)}, whose {too_high} too high."
+            f"Other work on the machine slowed {trials_text(slowed)}, whose time is too high, and"
+            f" whose energy {energy}, too."
             " Undisturbed, a batch size with slowed trials may take less than the minimum."
         )
     small, large = effect.batches[0], effect.batches[-1]
