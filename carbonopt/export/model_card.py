@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from carbonopt.analysis.recommend import Recommendation
+from carbonopt.analysis.recommend import Recommendation, cheaper_but_unsure
 from carbonopt.analysis.stages import counts_whole_processes
 from carbonopt.core import format as fmt
 from carbonopt.core.format import escape_markdown
@@ -48,6 +48,7 @@ def model_card(
         record=record,
         quality=recommendation.target.quality,
         seeds=recommendation.seeds,
+        passed_over=cheaper_but_unsure(data, recommendation),
         stands_alone=needed is None,
         needed=[name.partition("/")[2] for name in needed or ()],
         caveats=caveats,

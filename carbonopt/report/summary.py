@@ -27,13 +27,13 @@ def headline(study: StudyView) -> str:
     if not study.data.records:
         return "No trial has begun yet" if study.data.ended is None else "No trial was begun"
     if rec.params is None:
-        closest = rec.closest
+        closest, target = rec.closest, rec.target.value
         if rec.rejected:
             held = f"No configuration holds the target, {quality.name} {_target(study)}"
             once = f"{held}: {len(rec.rejected)} met it in the search, but {refutation_text(study)}"
             if closest is None or any(rejected.failed_replicate for rejected in rec.rejected):
                 return once
-            return f"{once}; the closest had {quality.text(closest.value)}"
+            return f"{once}; the closest had {quality.text_beside(closest.value, target)}"
         if closest is not None and rec.target.is_met_by(closest.value):
             had = f"one had {quality.name} {quality.text(closest.value)} when it ended"
             return f"No trial met the target and completed; {had} (target: {_target(study)})"
@@ -42,7 +42,7 @@ def headline(study: StudyView) -> str:
             had = f"one had {quality.name} {quality.text(best)} before its last evaluation"
             return f"No trial met the target and completed; {had} (target: {_target(study)})"
         if closest is not None:
-            had = f"the closest had {quality.text(closest.value)}"
+            had = f"the closest had {quality.text_beside(closest.value, target)}"
         elif best is not None:
             had = f"the best evaluation had {quality.text(best)}, and the last ones are not finite"
         elif any(record.evals for record in study.data.records):
@@ -305,7 +305,11 @@ def tiles(study: StudyView) -> tuple[Tile, ...]:
             text=f"Trial {chosen.trial}",
             note=fmt.params_text(chosen.params, study.varied),
         ),
-        Tile(label=quality.label, text=quality.text(chosen.value), note=reached),
+        Tile(
+            label=quality.label,
+            text=quality.text_beside(chosen.value, rec.target.value),
+            note=reached,
+        ),
     )
     if not rec.met:
         return (*shown, own)

@@ -23,7 +23,9 @@ from carbonopt.analysis.repeated_configurations import repeats
 from carbonopt.core.evaluations import EvalPoint
 from carbonopt.core.quality import ACCURACY, PERPLEXITY, Target
 from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
+from carbonopt.export.model_card import model_card
 from carbonopt.report.document import Level
+from carbonopt.report.sections.citation_section import sentence
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import headline
 from carbonopt.spec.study_data import StudyData
@@ -131,6 +133,12 @@ def test_what_was_repeated_and_is_in_doubt_is_better_known_than_what_ran_once() 
     rec = recommend(data)
     assert rec.trial == 0 and rec.confidence is not None and not rec.confidence.confirmed
     assert recommend(data, TARGET + 0.01).trial == 1, "nothing was repeated for that target"
+    # What may be cited claims no more: trial 1 emits less, and met the target once.
+    said = sentence(StudyView(data))
+    assert said is not None and "not confirmed" in said
+    assert "least emissions" not in said and "bore out" not in said
+    card = model_card(data, rec, data.records[0], None, ())
+    assert "1 configuration that emitted less" in card and "lowest emissions" not in card
 
 
 def test_the_runner_up_of_a_winner_in_doubt_is_surer_and_nearly_as_cheap() -> None:
@@ -472,7 +480,9 @@ def test_seeds_with_equal_curves_confirm_nothing(
     sure = recommend(alike).confidence
     assert sure is not None
     assert (sure.seeds_alike, sure.confirmed) == (unused, not unused)
-    assert ("seeds_alike" in caveats_of(alike)) is unused
+    stated = caveats_of(alike)
+    assert ("seeds_alike" in stated) is unused
+    assert not (unused and {"near_target", "near_target_single_run"} & {*stated})
     # No other place says more than `confirmed` does.
     assert ((sure.value_bound, sure.miss_chance) == (None, None)) is unused
     [listed] = repeats(records)

@@ -245,3 +245,12 @@ def test_a_perplexity_too_large_for_a_float_has_a_loss_nevertheless() -> None:
 )
 def test_a_target_keeps_the_digits_that_it_was_given(target: float, text: str) -> None:
     assert ACCURACY.target_text(target) == text
+
+
+def test_a_value_has_the_digits_that_tell_it_from_a_target() -> None:
+    texts = [PERPLEXITY.text_beside(value, 15.0) for value in (14.0, 15.0, 15.0004, None)]
+    assert texts == ["14.00", "15.00", "15.0004", "–"]
+
+
+def test_no_value_is_minus_zero() -> None:
+    assert math.copysign(1, ACCURACY.unscaled(ACCURACY.scaled(0.0))) == 1

@@ -50,20 +50,31 @@ def sentence(study: StudyView) -> str | None:
             saving = less_or_more_text((equal.lowest, equal.highest))
             saved += f", and {saving} than that stopped when it first met the target"
     settings = fmt.params_text(rec.params, study.varied)
+    is_unconfirmed = rec.confidence is not None and not rec.confidence.confirmed
+    doubt = ", not confirmed for other seeds," if is_unconfirmed else ""
     is_replay = study.data.provenance.is_replay
     spent = "all replayed runs, as far as recorded," if is_replay else "the study itself"
-    known = " that repeats bore out" if cheaper_but_unsure(study.data, rec) else ""
     return (
-        f"Of {trials_text(study.data.records)} with carbonopt {_where(study)}, the configuration"
-        f" with the least emissions{known} at {quality.with_article} of {quality.bound_word}"
+        f"Of {trials_text(study.data.records)} with carbonopt {_where(study)}, the"
+        f" {_configuration(study)} at {quality.with_article} of {quality.bound_word}"
         f" {quality.target_text(rec.target.value)} ({settings}) reached"
-        f" {quality.text(rec.value)} with {fmt.energy_text(rec.energy_kwh)} of training energy, or"
-        f" {fmt.emissions_text(rec.emissions_kg_co2e)} at"
+        f" {quality.text(rec.value)}{doubt} with {fmt.energy_text(rec.energy_kwh)} of training"
+        f" energy, or {fmt.emissions_text(rec.emissions_kg_co2e)} at"
         f" {fmt.intensity_text(provenance.intensity.g_co2e_per_kwh)} g CO2e/kWh and a PUE of"
         f" {study.data.config.carbon.pue:.3g}{saved} ({_runs(study)}); {spent} used"
         f" {fmt.energy_text(rec.study_energy_kwh)}, or"
         f" {fmt.emissions_text(rec.study_emissions_kg_co2e)}."
     )
+
+
+def _configuration(study: StudyView) -> str:
+    """Name the recommended configuration by what it is among those that met the target."""
+    rec = study.recommendation
+    if not cheaper_but_unsure(study.data, rec):
+        return "configuration with the least emissions"
+    is_confirmed = rec.confidence is not None and rec.confidence.confirmed
+    of_repeats = "configuration with the least emissions that repeats bore out"
+    return of_repeats if is_confirmed else "recommended configuration"
 
 
 def _where(study: StudyView) -> str:

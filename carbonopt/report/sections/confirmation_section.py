@@ -211,7 +211,7 @@ def _of_confidence(study: StudyView, sure: Confidence) -> Iterator[Caveat]:
 def _near_target(study: StudyView) -> Iterator[Caveat]:
     """Yield the caveat on a quality that another seed may move past the target."""
     rec, quality, sure = study.recommendation, study.quality, study.recommendation.confidence
-    if rec.value is None:
+    if rec.value is None or (sure is not None and sure.seeds_alike):
         return
     target = rec.target.value
     if sure is not None and sure.miss_chance is not None and sure.value_deviation is not None:
