@@ -16,7 +16,7 @@ from functools import cached_property
 from carbonopt.analysis.front import objectives
 from carbonopt.core.quality import Target
 from carbonopt.core.trial import TrialRecord, TrialState
-from carbonopt.core.values import Frozen, within
+from carbonopt.core.values import Frozen, to_rounding, within
 from carbonopt.spec.study_data import StudyData
 
 LEVEL = 0.95
@@ -68,9 +68,10 @@ class Configuration:
             mean = self.quality.unscaled(statistics.fmean(self.scaled_values))
             self.value = within(self.values, mean)
         # By the search's trial alone: least emissions, then the best quality, then the earliest.
-        # `mean_rank` uses means instead.
-        self.rank = (self.emissions_of_runs[0], self.quality.rank(self.values[0]), self.trial)
-        self.mean_rank = (self.emissions_kg_co2e, self.quality.rank(self.value), self.trial)
+        # `mean_rank` uses means instead. The last digits of a sum are no difference.
+        first_kg, mean_kg = map(to_rounding, (self.emissions_of_runs[0], self.emissions_kg_co2e))
+        self.rank = (first_kg, self.quality.rank(self.values[0]), self.trial)
+        self.mean_rank = (mean_kg, self.quality.rank(self.value), self.trial)
 
     @property
     def energy_kwh(self) -> float | None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 from carbonopt.core.trial import TrialRecord, TrialState
+from carbonopt.core.values import to_rounding
 
 
 def is_finite(value: float | None) -> bool:
@@ -28,15 +29,16 @@ def pareto_front(records: Iterable[TrialRecord]) -> tuple[int, ...]:
     """Return the numbers of the trials on the Pareto front, sorted by emissions, then by number.
 
     These are the complete trials that no other beats in one objective without being worse in the
-    other. Qualities compare to rounding: of equal ones the cheaper beats the other. Identical
-    points don't beat each other: all of them stay.
+    other. Both compare to rounding: of equal qualities the cheaper beats the other, and of equal
+    emissions the better. Identical points don't beat each other: all of them stay.
     """
     complete = ((*point, record) for record in records if (point := objectives(record)))
     front: list[int] = []
     # The front's last point: the least emissions for the best rank so far, and that rank.
     best = (math.inf, math.inf)
     points = sorted(
-        (kg, run.quality.of.rank_to_rounding(value), run.trial) for kg, value, run in complete
+        (to_rounding(kg), run.quality.of.rank_to_rounding(value), run.trial)
+        for kg, value, run in complete
     )
     for emissions_kg, rank, trial in points:
         if rank < best[1] or (emissions_kg, rank) == best:

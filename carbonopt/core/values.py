@@ -92,6 +92,11 @@ def is_less(one: float, other: float) -> bool:
     return one < other and not math.isclose(one, other, rel_tol=SAME_TO_ROUNDING)
 
 
+def to_rounding(figure: float) -> float:
+    """Return a figure with nine significant digits: sums of equal figures are then equal."""
+    return float(f"{figure:.9g}")
+
+
 def within(values: Collection[float], mean: float) -> float:
     """Return the mean of these values, rounded so that it is none beyond the least or largest.
 

@@ -302,12 +302,13 @@ def of_probe(record: TrialRecord) -> Observation | None:
 def examples(point: EvalPoint, quality: Quality) -> float:
     """Return the number of examples that a share of errors refers to; infinite for other losses.
 
-    A script that reports only a share has counted it over an unknown number, for which
-    UNTOLD_EXAMPLES is taken.
+    UNTOLD_EXAMPLES stands for an unknown number: that of a script that reports only a share, or of
+    a mean over classes.
     """
     if not quality.is_share:
         return math.inf
-    return point.count if point.count > 1 else UNTOLD_EXAMPLES
+    is_known = quality.is_share_of_examples and point.count > 1
+    return point.count if is_known else UNTOLD_EXAMPLES
 
 
 def trial_params(values: AnyValues) -> TrainingParams:

@@ -25,6 +25,7 @@ from carbonopt.core.quality import ACCURACY, PERPLEXITY, Target
 from carbonopt.core.trial import QualityResult, TrialRecord, TrialState
 from carbonopt.export.model_card import model_card
 from carbonopt.report.document import Level
+from carbonopt.report.sections import front_section
 from carbonopt.report.sections.citation_section import sentence
 from carbonopt.report.study_view import StudyView
 from carbonopt.report.summary import headline
@@ -210,6 +211,8 @@ def test_a_configuration_that_diverged_with_a_seed_is_refuted_and_one_run_twice_
         *runs(0, [1.0, 1.0], [9.0, 9.1]),
         record(999, 1.0, None, repeat_of=0, state=TrialState.DIVERGED),
     ]
+    assert 0 in recommend(repeated(lost)).pareto_front
+    assert "never recommended: trial 0" in str(front_section.section(StudyView(repeated(lost))))
     first = record(1, 1.0, 9.0)
     configurations = repeats(
         repeated(lost, [first, record(2, 1.0, 9.1, params=first.params)]).records

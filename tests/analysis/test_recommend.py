@@ -148,6 +148,14 @@ def test_front_of_every_order_of_ties():
         assert pareto_front(records) == (0, 1, 2)
 
 
+def test_of_emissions_that_are_equal_but_for_rounding_the_better_quality_is_recommended():
+    kg = 3.5595845254774885e-05
+    by_rounding_cheaper = record(1, math.nextafter(kg, 0), 8.5)
+    data = study(record(0, 1e-3, 5.0), by_rounding_cheaper, record(2, kg, 8.0))
+    assert recommend(data).trial == 2
+    assert pareto_front(data.records) == (2, 0)
+
+
 def test_json_has_exactly_the_contract():
     answer = recommend(
         study(record(0, 4.0, 8.0), record(1, 1.0, 9.0), record(2, 0.5, 20.0))

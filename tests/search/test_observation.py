@@ -6,8 +6,13 @@ import pytest
 from small_studies import trial
 
 from carbonopt.core.evaluations import EvalPoint
-from carbonopt.core.quality import PERPLEXITY
-from carbonopt.search.observation import of_evaluations, of_record
+from carbonopt.core.quality import ACCURACY, MACRO_F1, PERPLEXITY, Quality
+from carbonopt.search.observation import (
+    UNTOLD_EXAMPLES,
+    examples,
+    of_evaluations,
+    of_record,
+)
 
 
 def curve(points: int):
@@ -55,3 +60,15 @@ def test_a_running_trial_is_not_expected_to_make_its_first_step_again() -> None:
     assert observed.first_cost == pytest.approx(100e-6)
     once = of_evaluations(7, {}, evals[:1], 300, PERPLEXITY)
     assert once.cost_per_step == pytest.approx(3e-6) and once.first_cost is None
+
+
+@pytest.mark.parametrize(
+    ("quality", "count", "known"),
+    [(ACCURACY, 88, 88), (ACCURACY, 1, UNTOLD_EXAMPLES), (MACRO_F1, 4, UNTOLD_EXAMPLES)],
+)
+def test_a_mean_over_classes_is_not_one_over_so_few_examples(
+    quality: Quality, count: int, known: int
+) -> None:
+    """The loss of a share can't be told below half an example."""
+    point = EvalPoint.of(quality, 0.95 * count, count, step=1, tokens=None)
+    assert examples(point, quality) == known

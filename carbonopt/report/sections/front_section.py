@@ -12,6 +12,7 @@ from carbonopt.analysis.confidence import Configuration, configurations
 from carbonopt.analysis.recommend import TargetRange, target_range_for
 from carbonopt.core import format as fmt
 from carbonopt.core.dimensions import DIMENSIONS
+from carbonopt.report.caveats import trials_text
 from carbonopt.report.document import (
     Block,
     Maker,
@@ -66,6 +67,15 @@ def _left_out(study: StudyView) -> Iterator[str]:
             "Not drawn, because they lie under other marks of their kind:"
             f" {fmt.count_text(hidden, 'trial')}."
         )
+    on_front = study.recommendation.pareto_front
+    failed = [
+        tried.trial
+        for tried in configurations(study.data.records)
+        if tried.failed_replicate and tried.trial in on_front
+    ]
+    if failed:
+        with_another = "diverged or did not fit in memory with another seed"
+        yield f"On the front, but never recommended: {trials_text(failed)}, which {with_another}."
 
 
 def _slider(study: StudyView) -> Steps:
