@@ -30,6 +30,7 @@ from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.workload_settings import Dataset, Model
+from carbonopt.train.data.class_names import names_of
 from carbonopt.train.data.data_look import find_data, look_at
 from carbonopt.train.data.data_notes import data_notes
 from carbonopt.train.data.labels import (
@@ -824,6 +825,16 @@ def spoken(found: Labelled) -> list[list[str]]:
     """Return each row's class, of the training and of the evaluation, by name."""
     parts = (found.train, found.evaluation)
     return [[found.classes[label] for label in part.labels] for part in parts]
+
+
+def test_names_of_classes_by_number_are_read_in_the_order_of_the_numbers(tmp_path):
+    path = write_encoded(tmp_path / "train.parquet", NAMED, NAMED)
+    schema = pyarrow.parquet.read_schema(path)
+    written = json.loads(schema.metadata[b"huggingface"])
+    written["info"]["features"]["label"]["names"] = {"2": "question", "0": "bug", "1": "feature"}
+    assert names_of(schema.with_metadata({"huggingface": json.dumps(written)}), path) == {
+        "label": NAMED
+    }
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

@@ -51,12 +51,19 @@ def names_of(schema: "pyarrow.Schema", path: Path) -> ClassNames:
     with refused(f"{path} must have column kinds that can be read, but hasn't: {{}}.", *unreadable):
         features = (json.loads(written).get("info") or {}).get("features") or {}
         return {
-            column: list(map(str, feature["names"]))
+            column: _in_order(feature["names"])
             for column, feature in features.items()
             if isinstance(feature, dict)
             and feature.get("_type") == "ClassLabel"
             and feature.get("names")
         }
+
+
+def _in_order(names: list[Any] | dict[str, Any]) -> list[str]:
+    """Return the names of the classes 0, 1, …, which data set cards also give by number."""
+    if isinstance(names, dict):
+        names = [names[number] for number in sorted(names, key=int)]
+    return list(map(str, names))
 
 
 def _schema(path: Path) -> "pyarrow.Schema":

@@ -354,10 +354,16 @@ def complete(tokenizer: PreTrainedTokenizerBase) -> None:
             f"the tokenizer must put its end token behind each text, but {kind} doesn't; give"
             " another one."
         )
-    first, last = (tokenizer.convert_ids_to_tokens(ids) for ids in (before, [*after, end]))
+    around = {"before": before, "after": [*after, end]}
+    # In a template, a token's own text may not have "$" or ":".
+    special_tokens = [
+        {"id": name, "ids": ids, "tokens": tokenizer.convert_ids_to_tokens(ids)}
+        for name, ids in around.items()
+        if ids
+    ]
     backend.post_processor = processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        special_tokens=[*zip(first, before, strict=True), *zip(last, [*after, end], strict=True)],
+        single=["before", "$A", "after"] if before else ["$A", "after"],
+        special_tokens=special_tokens,
     )
 
 

@@ -552,6 +552,22 @@ def test_texts_have_the_tokenizers_own_tokens_around_them_and_an_end(template, e
     assert tokenizer.decode(shorter) == read.replace(" 2", "")
 
 
+@pytest.mark.parametrize("end", [":", "$", "$A", "<|end:$0|>", "a:b"])
+@pytest.mark.parametrize("begin", [None, "<s:1>"])
+def test_special_tokens_may_have_the_signs_of_a_template(end: str, begin: str | None) -> None:
+    words = ["<pad>", "1", "2", end, *([begin] if begin else [])]
+    own = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}))
+    own.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, eos_token=end, pad_token="<pad>")
+    if begin:
+        own_tokens = [{"id": "begin", "ids": [4], "tokens": [begin]}]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=["begin", "$A"], special_tokens=own_tokens
+        )
+    complete(tokenizer)
+    assert tokenizer("1 2")["input_ids"] == [*([4] if begin else []), 1, 2, 3]
+
+
 def test_what_is_left_out_cut_or_known_by_heart_is_counted(workload, tmp_path):
     repeated = rows("train")[:3]
     lacking = [{"question": "", "sql": "SELECT 1"}, {"question": "What?", "sql": None}]
