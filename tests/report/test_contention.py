@@ -171,6 +171,8 @@ def test_a_saving_of_what_waited_long_is_not_to_be_trusted(wait: float, level: L
     (caveat,) = caveats(StudyView(data))
     assert (caveat.level, caveat.numbers["trial"]) == (level, 0)
     assert (caveat.key == SAVING) is (level is Level.CRITICAL)
+    alone = study(runs[0], sessions=(TOLD,), provenance=OF_THE_CPU)  # no saving is stated
+    assert [caveat.level for caveat in caveats(StudyView(alone))] == [Level.WARNING]
 
 
 @pytest.mark.parametrize("decisive", ["recommended", "repeat", "baseline", "capped", None])

@@ -63,15 +63,19 @@ def caveats(study: StudyView) -> Iterator[Caveat]:
     if is_charged_by_cpu_time(study.data):
         yield _of_cpu_time(study, contended)
         return
-    compared = {rec.trial, rec.baseline.trial} if rec.met and rec.baseline else set()
-    if len(compared) == 1:
-        compared.clear()  # the report states no saving
-    decisive = most_slowed(contended, compared)
+    decisive = most_slowed(contended, _compared(study))
     worst = decisive or max(contended, key=lambda record: record.cpu_wait_fraction or 0.0)
     yield _of_waiting("cpu_contention_saving" if decisive else "cpu_contention", study, worst)
     pruned = [record.trial for record in contended if record.stop_reason == StopReason.CAP]
     if pruned and rec.met:
         yield study.caveat("cpu_contention_pruned", trials=pruned)
+
+
+def _compared(study: StudyView) -> set[int | None]:
+    """Return the trials between which the report states a saving; empty: it states none."""
+    rec = study.recommendation
+    compared = {rec.trial, rec.baseline.trial} if rec.met and rec.baseline else set()
+    return compared if len(compared) == 2 else set()
 
 
 def _of_uneven_runs(study: StudyView) -> Iterator[Caveat]:
@@ -138,7 +142,7 @@ def _of_cpu_time(study: StudyView, contended: Sequence[TrialRecord]) -> Caveat:
     worst = slowed or max(contended, key=lambda record: record.cpu_wait_fraction or 0.0)
     if slowed is None:
         return _of_waiting("cpu_contention_charged", study, worst)
-    if rec.met and (slowed.cpu_wait_fraction or 0.0) >= _WAITED_LONG:
+    if _compared(study) and (slowed.cpu_wait_fraction or 0.0) >= _WAITED_LONG:
         return _of_waiting("cpu_contention_saving", study, worst)
     return _of_waiting("cpu_contention_charged_saving", study, worst)
 
