@@ -166,6 +166,7 @@ class SessionLedger(Frozen):
 
     started_at: Time
     worker: str | None = None  # the worker's identity; None: a study from before workers had one
+    output_files: tuple[str, ...] = ()  # absolute paths of the files with the command's own output
     # whether it ended while it prepared the study, before the study was stored
     before_study: bool = False
     duration_s: Finite = 0.0

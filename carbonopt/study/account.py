@@ -21,6 +21,7 @@ from carbonopt.core.units import now_utc
 from carbonopt.engines.engine import Engine
 from carbonopt.spec.study_data import SessionLedger, Wait
 from carbonopt.storage.study_storage import StudyStorage
+from carbonopt.study.command_outputs import command_outputs
 
 _MAX_MIB = 8  # of an early session's ledger
 
@@ -41,7 +42,10 @@ class SessionAccount:
         self._meter = engine.meter
         self._began_s = time.monotonic()
         self._ledger = SessionLedger(
-            started_at=now_utc("milliseconds"), worker=worker, machine_share=engine.machine_share
+            started_at=now_utc("milliseconds"),
+            worker=worker,
+            output_files=tuple(command_outputs().values()),
+            machine_share=engine.machine_share,
         )
         self._ended_waits: tuple[Wait, ...] = ()
         self._wait: _OpenWait | None = None  # the wait that goes on

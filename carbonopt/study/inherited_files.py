@@ -7,8 +7,7 @@ import contextlib
 import itertools
 import os
 import re
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
 from carbonopt.spec.trial_spec import Program, TrialSpec
 from carbonopt.storage.paths import StudyPaths, is_study
+from carbonopt.study.command_outputs import command_outputs
 from carbonopt.study_file.input_files import written_in
 from carbonopt.train.tasks.script import Script
 from carbonopt.train.tasks.task import task_for
@@ -57,6 +57,8 @@ class InheritedFiles:
     # itself change what is there, and a trial may have read its own files.
     outputs: Sequence[Path] = ()
     quality_file: Path | None = None  # read by carbonopt itself after each trial
+    # the files to which the study's commands, this one and others, have written their own output
+    logs: Collection[str] = ()
     _found: dict[Path, os.stat_result] = field(init=False)
     _of_trials: dict[Path, os.stat_result] = field(init=False)
 
@@ -67,18 +69,17 @@ class InheritedFiles:
         for file in itertools.islice(outputs, _MOST_FILES):
             with contextlib.suppress(OSError):
                 self._of_trials[file] = _noting_reads(file)
-        held = _held_by_command()
+        own_logs = command_outputs()
         for folder in self.folders:
             for file in _files(folder):
                 with contextlib.suppress(OSError):  # the file has just been removed
-                    status = file.stat()
+                    status, path = file.stat(), file.resolve()
                     is_of_trial = any(
                         begin <= status.st_mtime <= end for begin, end in self.windows
                     )
-                    is_read_here = file.resolve() == self.quality_file
-                    is_held = (status.st_dev, status.st_ino) in held or is_read_here
-                    if is_of_trial and not is_held:
-                        self._found[file] = status
+                    is_log = (status.st_dev, status.st_ino) in own_logs or str(path) in self.logs
+                    if is_of_trial and not is_log and path != self.quality_file:
+                        self._found[file] = _noting_reads(file)
 
     def read(self) -> tuple[str, ...]:
         """Return the names of the files that have been read since, or may have been."""
@@ -91,54 +92,6 @@ class InheritedFiles:
         first = self.folders[0]
         shown = file.relative_to(first) if file.is_relative_to(first) else file
         return os.fsencode(shown).decode(errors="backslashreplace")  # a record is UTF-8
-
-
-def _held_by_command() -> set[tuple[int, int]]:
-    """Return device and inode of the files that this command has open for writing.
-
-    It writes them itself, such as a log to which a shell has redirected its output. The shell and
-    the other programs of a pipe, such as tee, belong to the command.
-    """
-    held: set[tuple[int, int]] = set()
-    for process in _processes_of_command():
-        folder = Path(f"/proc/{process}")
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            for descriptor in os.listdir(folder / "fd"):  # noqa: PTH208
-                with contextlib.suppress(OSError):  # it has just been closed
-                    noted = dict(
-                        line.split(":", 1)
-                        for line in (folder / "fdinfo" / descriptor).read_text().splitlines()
-                        if line.startswith("flags:")
-                    )
-                    status = (folder / "fd" / descriptor).stat()
-                    access = int(noted["flags"], 8) & os.O_ACCMODE
-                    if stat.S_ISREG(status.st_mode) and access != os.O_RDONLY:
-                        held.add((status.st_dev, status.st_ino))
-    return held
-
-
-def _processes_of_command() -> set[int]:
-    """Return this process, those of its process group, and its ancestors in its session.
-
-    A trial's processes have a session of their own.
-    """
-    # parent, process group and session, by process; fields of proc_pid_stat(5)
-    known: dict[int, tuple[int, int, int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2]
-                parent, group, session = map(int, fields.split()[1:4])
-                known[int(name)] = parent, group, session
-    own = os.getpid()
-    found = {own} | {pid for pid, (_, group, _) in known.items() if group == os.getpgrp()}
-    above = own
-    while (parent := known.get(above, (0, 0, 0))[0]) in known:
-        if known[parent][2] != os.getsid(0):
-            break
-        found.add(parent)
-        above = parent
-    return found
 
 
 def _may_be_read(file: Path, before: os.stat_result) -> bool:
@@ -159,12 +112,13 @@ def _noting_reads(file: Path) -> os.stat_result:
     """Return a file's status, after which its next read is recorded with `relatime`, too.
 
     Where the recorded read is later than the file's last change, the time of its status (ctime)
-    becomes now.
+    becomes now. That of another user's file can't be changed.
     """
     before = file.stat()
     if before.st_atime_ns > max(before.st_mtime_ns, before.st_ctime_ns):
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    return before
+        with contextlib.suppress(PermissionError):  # another user's
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return file.stat()
 
 
 def _is_read(file: Path, before: os.stat_result) -> bool:
@@ -242,7 +196,8 @@ def inherited_files(spec: TrialSpec, data: StudyData, paths: StudyPaths) -> Inhe
     if source is not None and source.file is not None:
         quality_file = (Path(spec.program.folder) / source.file).resolve()
     outputs = _outputs(spec, earlier, paths)
-    return InheritedFiles(folders, [*map(written_in, earlier)], outputs, quality_file)
+    logs = {path for session in data.sessions for path in session.output_files}
+    return InheritedFiles(folders, [*map(written_in, earlier)], outputs, quality_file, logs)
 
 
 def _outputs(spec: TrialSpec, earlier: Sequence[TrialRecord], paths: StudyPaths) -> list[Path]:

@@ -194,6 +194,7 @@ def test_what_its_user_changed_between_two_trials_is_not_inherited(tmp_path: Pat
 def test_the_output_of_the_study_itself_is_not_inherited(command: str, tmp_path: Path) -> None:
     code = f"""
 import math, pathlib, sys, time
+from carbonopt.study.command_outputs import command_outputs
 from carbonopt.study.inherited_files import InheritedFiles, inherited_files
 folder = pathlib.Path({str(tmp_path)!r})
 (folder / "last.bin").write_text("of trial 0")
@@ -204,6 +205,7 @@ time.sleep(0.02)
 for name in ("log.txt", "last.bin"):
     (folder / name).read_text()
 print(found.read(), file=sys.stderr)
+print(sorted(pathlib.Path(path).name for path in command_outputs().values()), file=sys.stderr)
 """
     (tmp_path / ".code.py").write_text(code)
     command = command.replace("CODE", f"{sys.executable} .code.py")
@@ -214,7 +216,33 @@ print(found.read(), file=sys.stderr)
         text=True,
         start_new_session=True,
     )
-    assert done.stderr == "('last.bin',)\n"
+    logs = sorted({"log.txt", "other.txt"} & {*command.split()})
+    assert done.stderr == f"('last.bin',)\n{logs}\n"
+
+
+def test_the_output_of_an_earlier_command_is_not_inherited(tmp_path: Path) -> None:
+    since_s = began(tmp_path)
+    night, weights = tmp_path / "night1.log", tmp_path / "last.bin"
+    for file in (night, weights):
+        file.write_text("of trial 0")
+    found = InheritedFiles([tmp_path], [(since_s, math.inf)], logs={str(night.resolve())})
+    time.sleep(0.02)
+    for file in (night, weights):
+        file.read_text()
+    assert found.read() == ("last.bin",)
+
+
+@pytest.mark.parametrize("is_read_again", [False, True])
+def test_what_a_user_has_read_before_a_trial_is_inherited_if_the_trial_reads_it(
+    is_read_again: bool, tmp_path: Path
+) -> None:
+    since_s = began(tmp_path)
+    file = tmp_path / "last.bin"
+    file.write_text("of trial 0")
+    time.sleep(0.02)
+    file.read_text()
+    names = inherited(tmp_path, since_s, trial=file.read_text if is_read_again else lambda: None)
+    assert names == (("last.bin",) if is_read_again else ())
 
 
 def test_what_a_trials_folder_links_to_is_not_the_trials(tmp_path: Path) -> None:
