@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from carbonopt.api.end_messages import said_if_it_fails, say_the_end
+from carbonopt.api.end_messages import end_event, said_if_it_fails, say_the_end
 from carbonopt.api.report_files import write_own_report
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import check_kinds
@@ -115,7 +115,11 @@ def call_ended_study(
             return None
         with contextlib.closing(open_trackers(checked.config, paths.trackers, warn)) as trackers:
             trackers.study_ended(data)
-        return data, write_own_report(data, paths)
+        page = write_own_report(data, paths)
+        if (event := end_event(checked.config, data)) is not None:
+            notifications = Notifications.of(checked.config, warn, joins=False)
+            say_the_end(notifications, event, data, page, paths, storage)
+        return data, page
 
 
 @dataclass(frozen=True)
@@ -169,9 +173,11 @@ class _SlotCall:
                 held.keep()
                 # All measurements are stored, so a signal may end it at once.
                 interrupted.raise_on_signal()
-                page = None if self.joins else write_own_report(data, paths)
-                if config.notify is not None:  # the answer takes a second to work out
-                    say_the_end(notifications, data, page)
+                if self.joins:
+                    return data, None
+                page = write_own_report(data, paths)
+                if (event := end_event(config, data)) is not None:
+                    say_the_end(notifications, event, data, page, paths, self.storage)
             return data, page
 
     def _session(

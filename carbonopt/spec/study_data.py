@@ -214,16 +214,13 @@ class SessionLedger(Frozen):
         return None if self.outer_kwh is None else self.outer_kwh - (self.other_kwh or 0.0)
 
 
-def wall_clock_s(sessions: Iterable[SessionLedger], until: datetime | None = None) -> float:
+def wall_clock_s(sessions: Iterable[SessionLedger]) -> float:
     """Return for how many seconds at least one of these sessions worked.
 
     Time in which several sessions worked at once counts once. Waits for the hours of a schedule
     don't count.
-
-    Args:
-        until: time after this moment doesn't count.
     """
-    return union_s((span for session in sessions for span in session.working_spans), until)
+    return union_s(span for session in sessions for span in session.working_spans)
 
 
 def union_s(spans: Iterable[tuple[datetime, datetime]], until: datetime | None = None) -> float:
@@ -287,6 +284,8 @@ class StudyData(Frozen):
     planned_start: PlannedStart | None = None
     ended: str | None = None  # why the study ended, in words; None: it has not ended
     ended_by_budget: bool = False  # whether its budget, in trials, time, energy or emissions, did
+    # number of `records` when a message last said the study's end; None: none has said it
+    end_said_records: int | None = None
 
     @model_validator(mode="after")
     def _has_possible_batches(self) -> "StudyData":
@@ -306,6 +305,11 @@ class StudyData(Frozen):
         return emissions_kg_co2e(
             energy_kwh, self.provenance.intensity.g_co2e_per_kwh, self.config.carbon.pue
         )
+
+    @property
+    def end_is_said(self) -> bool:
+        """Whether a message has said the end since the last trial."""
+        return self.ended is not None and self.end_said_records == len(self.records)
 
     @property
     def varied(self) -> tuple[str, ...]:

@@ -305,6 +305,10 @@ class StudyStorage:
         self.study.set_user_attr("ended by budget", by_budget)
         self.study.set_user_attr("ended", why)
 
+    def set_end_said(self, records: int) -> None:
+        """Store that a message has said the end of the study with this number of records."""
+        self.study.set_user_attr("end said", records)
+
     def set_session(self, ledger: SessionLedger) -> None:
         """Store a session's ledger under its worker, so that it overwrites no other session's."""
         self.study.set_user_attr(f"session {ledger.worker}", ledger.model_dump(mode="json"))
@@ -393,6 +397,7 @@ class StudyStorage:
                 planned_start=attributes.get("planned start"),
                 ended=attributes.get("ended"),
                 ended_by_budget=attributes.get("ended by budget", False),
+                end_said_records=attributes.get("end said"),
             )
             return Snapshot(with_records(data, trials, living, known), trials)
 

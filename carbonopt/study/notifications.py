@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from carbonopt.spec.study_data import StudyData
 
 CLOSE_S = 5.0
-_OF_THE_END: tuple[NotifyEvent, ...] = ("finished", "budget")
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,12 @@ class Message:
 class Notifications:
     """An observer of trials that sends the messages of a study, none of them twice.
 
-    One message says an end, also if both events of the end are asked for. `warn` is called in the
-    caller's own thread.
+    `warn` is called in the caller's own thread.
     """
 
     def __init__(self, config: StudyConfig, to: Sequence[str], warn: Callable[[str], None]) -> None:
         self._config, self._addresses, self._warn = config, to, warn
         settings = config.notify
-        # No study has begun, or its end has been said and no trial has run since.
-        self._end_is_said = True
         self._left = set(settings.on) if settings is not None and to else set[NotifyEvent]()
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._senders: tuple[_Sender, ...] = ()
@@ -70,10 +66,8 @@ class Notifications:
             self._left -= {event for event in ("target_met", "stalled") if self._is(event, record)}
         if any(session.waits for session in data.sessions):
             self._left -= {"waiting"}
-        self._end_is_said = data.ended is not None
 
-    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None:
-        self._end_is_said = False
+    def trial_started(self, spec: TrialSpec, started_at: str | None) -> None: ...
 
     def evaluated(self, number: int, point: EvalPoint, emissions_kg_co2e: float) -> None: ...
 
@@ -92,11 +86,9 @@ class Notifications:
 
     def send(self, event: NotifyEvent, text: str, picture: Path | None = None) -> None:
         """Send the message of an event, if the study file asks for it and it was not sent yet."""
-        is_end = event in _OF_THE_END
-        if event not in self._left or (is_end and self._end_is_said):
+        if event not in self._left:
             return
         self._left.remove(event)
-        self._end_is_said = self._end_is_said or is_end
         if not self._senders:
             self._senders = tuple(
                 _Sender(number, address, self._problems)

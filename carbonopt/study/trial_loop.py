@@ -92,7 +92,7 @@ class TrialLoop:
         )
         now = datetime.fromisoformat(self.account.started_at)
         data = self.storage.read()
-        self.hours_before = wall_clock_s(data.sessions, until=now) / 3600
+        self.hours_before = wall_clock_s(data.sessions) / 3600
         self.budget = StudyBudget(self.checked, self.account, self.hours_before)
         self.schedule = StartSchedule(self.checked, first_call(data, now), self.display.warn)
         self.runner = TrialRunner(self.session, self.storage, self.lease, self.account, self.budget)

@@ -302,7 +302,8 @@ def test_a_restarted_server_costs_no_trial_and_no_worker(
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * 6, errors
+    failed = [text for process, text in zip(processes, errors, strict=True) if process.returncode]
+    assert not failed, "\n".join(failed)
     data = check_shared(folder, url, 120)
     assert footprint(data).closure == pytest.approx(1.0, abs=1e-6)
     assert any("reached again" in text for text in errors)

@@ -3,8 +3,11 @@
 import email
 import email.policy
 import json
+import os
 import platform
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from aiosmtpd.controller import Controller
 from commands import free_port, refusal, within
 from small_studies import study, trial
 
+from carbonopt.api.end_messages import end_event
 from carbonopt.core.errors import BadInput
 from carbonopt.core.trial import Failure, TrialState
 from carbonopt.spec.notify_settings import Notify
@@ -204,10 +208,60 @@ def test_no_message_is_sent_again_by_a_later_call(hook) -> None:
         notifications.waiting(plan)
         notifications.waiting(plan)
         notifications.send("finished", "the text")
-        notifications.send("budget", "the text")
+        notifications.send("finished", "the text")
         notifications.close()
     titles = [body["title"].rpartition(": ")[2] for body in bodies]
     assert titles == ["waiting", "finished", "finished"], "the study has ended again"
+
+
+@pytest.mark.parametrize(
+    ("on", "by_budget", "said_after", "event"),
+    [
+        (["finished", "budget"], True, None, "finished"),
+        (["budget"], True, None, "budget"),
+        (["budget"], False, None, None),
+        (["target_met"], True, None, None),
+        (["finished"], True, 2, None),
+        (["finished"], True, 1, "finished"),  # it went on
+    ],
+)
+def test_an_end_is_said_once_for_its_trials(
+    on: list[str], by_budget: bool, said_after: int | None, event: str | None
+) -> None:
+    data = study(trial(0), trial(1), raw={"notify": {"on": on}}).model_copy(
+        update={"ended": "why", "ended_by_budget": by_budget, "end_said_records": said_after}
+    )
+    assert end_event(data.config, data) == event
+
+
+# The command, which is killed once the study's end is stored.
+KILLED_AT_THE_REPORT = """
+import os
+from carbonopt.api import study_call
+from carbonopt.cli import app
+study_call.write_own_report = lambda *_: os._exit(9)
+app.main()
+"""
+
+
+@pytest.mark.slow
+def test_an_end_that_a_killed_call_left_unsaid_is_said_by_the_next_one(
+    hook, replay_study: dict, tmp_path: Path
+) -> None:
+    to, bodies = hook
+    path, out = tmp_path / "study.yaml", tmp_path / "out"
+    asks = replay_study | {"budget": {"trials": 2}, "notify": {"on": ["finished"]}}
+    path.write_text(yaml.safe_dump(asks))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_THE_REPORT, "run", path, "--out", out],
+        capture_output=True,
+        env=os.environ | {ADDRESSES: to},
+    )
+    assert killed.returncode == 9 and bodies == []
+    for _ in range(2):
+        again = within("run", path, "--out", out, **{ADDRESSES: to})
+        assert again.returncode in (0, 3), again.stderr
+        assert [body["title"].rpartition(": ")[2] for body in bodies] == ["finished"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,24 @@ def test_a_study_that_has_ended_takes_up_early_calls(tmp_path: Path) -> None:
     EarlySessions(StudyPaths(folder).early_sessions).set_session(late)
     again = called(check(parse_study(raw, "test")), folder)
     assert again.spent_kwh() == pytest.approx(data.spent_kwh() + late.prepare_kwh + 1e-5)
+
+
+def test_hours_of_a_call_under_a_clock_that_was_ahead_count(tmp_path: Path) -> None:
+    raw = study_over(write_table(tmp_path)) | {"budget": {"trials": 1}}
+    folder = tmp_path / "out"
+    folder.mkdir()
+    data = called(check(parse_study(raw, "test")), folder)
+    ahead = {
+        "worker": "ahead",
+        "started_at": (datetime.now(UTC) + timedelta(hours=3)).isoformat(),
+        "duration_s": 7200.0,
+    }
+    early = EarlySessions(StudyPaths(folder).early_sessions)
+    early.set_session(data.sessions[0].model_copy(update=ahead))
+    more = raw | {"budget": {"trials": 9, "hours": 1}}
+    assert called(check(parse_study(more, "test")), folder).ended == (
+        "the budget of 1 hours is used up"
+    )
 
 
 def test_the_display_knows_what_the_study_has_used(tmp_path: Path) -> None:
