@@ -219,14 +219,14 @@ class ReconnectingStorage(RDBStorage):
         while True:
             try:
                 done = call()
-                self._update_nothing()
+                self.update_nothing()
             except ConnectionLost as error:
                 self.reconnection.pause(error, attempted_s, failing_s)
                 attempted_s = time.monotonic()
             else:
                 return done
 
-    def _update_nothing(self) -> None:
+    def update_nothing(self) -> None:
         """Make an update that changes no row, with which listeners check the worker's turn.
 
         A call that is made again may find stored what it would store, and write nothing. What it

@@ -36,6 +36,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from optuna.exceptions import UpdateFinishedTrialError
 from sqlalchemy import (
     Boolean,
     Column,
@@ -309,11 +310,23 @@ class Lease:
         while True:
             try:
                 with lock(self._storage, self._study, waiting) as self._turn:
-                    return act()
+                    return self._checked(act)
             except TurnLost:
                 continue
             finally:
                 self._turn = None
+
+    def _checked(self, act: Callable[[], Done]) -> Done:
+        """Do something in this worker's turn; raise TurnLost where that is why it can't be done.
+
+        Another worker may have run a trial that this one had begun. Optuna then refuses to store
+        anything of it before it writes, and so before the turn is checked.
+        """
+        try:
+            return act()
+        except UpdateFinishedTrialError:
+            self._storage.patiently(self._storage.update_nothing)
+            raise
 
     def give_back(self) -> None:
         event.remove(self._engine, "after_cursor_execute", self._refuse_if_lost)

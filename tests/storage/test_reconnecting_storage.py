@@ -203,6 +203,31 @@ def test_a_turn_that_was_lost_stores_nothing_and_is_taken_again(postgresql_url: 
     assert ours.get_study_user_attrs(number) == {"latest": "first"}
 
 
+def test_a_trial_that_another_worker_ran_in_a_lost_turn_is_not_this_workers(
+    postgresql_url: str,
+) -> None:
+    ours, theirs = (connect(postgresql_url, patience=Patience(60)) for _ in range(2))
+    number = ours.create_new_study([StudyDirection.MINIMIZE], NAME)
+    begun: list[int] = []
+
+    with leased(ours, NAME) as first, leased(theirs, NAME, joins=True) as second:
+
+        def act() -> None:
+            begun.append(ours.create_new_trial(number))
+            if len(begun) == 1:
+                end_connections(postgresql_url)
+                second.in_turn(
+                    lambda: None,
+                    lambda: theirs.set_trial_state_values(begun[0], OptunaState.COMPLETE, [1.0]),
+                )
+            ours.set_trial_user_attr(begun[-1], "record", "first")
+
+        first.in_turn(lambda: None, act)
+    assert len(begun) == 2
+    assert "record" not in ours.get_trial(begun[0]).user_attrs
+    assert ours.get_trial(begun[1]).user_attrs["record"] == "first"
+
+
 def test_a_turn_that_no_other_worker_took_goes_on(postgresql_url: str) -> None:
     storage = connect(postgresql_url, patience=Patience(60))
     number = storage.create_new_study([StudyDirection.MINIMIZE], NAME)
