@@ -9,6 +9,7 @@ import shutil
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -21,9 +22,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
+    BertModel,
+    DeiTConfig,
+    DeiTForImageClassificationWithTeacher,
     GPT2Config,
+    ModernBertForMaskedLM,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 from carbonopt.core.errors import BadInput
@@ -42,7 +50,8 @@ from carbonopt.train.data.labels import (
 )
 from carbonopt.train.data.rows import check_columns, column_names, file_rows, read_rows
 from carbonopt.train.data.text import TextDataset, read_text
-from carbonopt.train.models.model import own_classes
+from carbonopt.train.models.pretrained_head import own_classes
+from carbonopt.train.tasks.classification import _IMAGE_KIND, _TEXT_KIND
 from carbonopt.train.tasks.classification import _notes as class_notes
 from carbonopt.train.tasks.task import training_task
 
@@ -543,6 +552,42 @@ def test_numbers_that_may_be_other_classes_than_those_at_their_places_are_refuse
     assert all(name in str(refused.value) for name in own)
 
 
+@pytest.mark.parametrize(("pad", "is_used"), [(5, False), (1, True)])
+def test_a_models_own_padding_stays_unless_it_stands_in_a_text(pad, is_used, tmp_path):
+    """RoBERTa counts positions from it; `<e>` would shift them, too."""
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, "bad": 1, "good": 2, "<e>": 3}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", eos_token="<e>")
+    saved.save_pretrained(tmp_path / "model")
+    config = RobertaConfig(**SIZES, vocab_size=8, max_position_embeddings=32, pad_token_id=pad)
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    lines = '{"text": "good good", "label": 1}\n{"text": "bad", "label": 0}\n' * 6
+    workload = {
+        "task": "classification", "model": {"name_or_path": str(tmp_path / "model")},
+        "dataset": {"train_files": [str(written(tmp_path / "a.jsonl", lines))]}, "sequence_length": 8,
+    }  # fmt: skip
+    folder = PreparedFolder(tmp_path / "prepared")
+    folder.root.mkdir()
+    training_task(workload).prepare(FIXED, folder, "fingerprint")
+    prepared = AutoConfig.from_pretrained(folder.model_config)
+    assert prepared.pad_token_id == (3 if is_used else pad)
+
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+
+
+def classifier_of(folder: Path, classes: list[str]) -> None:
+    config = BertConfig(
+        **SIZES, vocab_size=8, max_position_embeddings=16, id2label=dict(enumerate(classes))
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
 @pytest.mark.parametrize(
     ("id2label", "said"),
     [
@@ -552,17 +597,44 @@ def test_numbers_that_may_be_other_classes_than_those_at_their_places_are_refuse
     ],
 )
 def test_classes_that_are_not_numbered_from_0_are_refused(id2label, said, tmp_path):
-    config = BertConfig(architectures=["BertForSequenceClassification"])
-    config.save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
+    classifier_of(tmp_path, ["bad", "good"])
 
     def classes(names: dict) -> tuple[str, ...] | None:
-        file.write_text(json.dumps({**config.to_dict(), "id2label": names}))
-        return own_classes(Model(name_or_path=str(tmp_path)))
+        change_config(tmp_path, id2label=names)
+        return own_classes(_TEXT_KIND, Model(name_or_path=str(tmp_path)))
 
     with pytest.raises(BadInput, match=said):
         classes(id2label)
     assert classes({"1": 5, "0": 7}) == ("7", "5")
+
+
+@pytest.mark.parametrize("architectures", [None, ["BertModel"], ["OurClassifier"]])
+def test_a_head_is_known_by_its_weights(architectures, tmp_path):
+    classifier_of(tmp_path, ["owl", "cat", "dog"])
+    change_config(tmp_path, architectures=architectures)
+    assert own_classes(_TEXT_KIND, Model(name_or_path=str(tmp_path))) == ("owl", "cat", "dog")
+
+
+def test_a_head_may_be_called_otherwise(tmp_path):
+    config = DeiTConfig(
+        **SIZES, image_size=8, patch_size=4, id2label={0: "owl", 1: "cat", 2: "dog"}
+    )
+    DeiTForImageClassificationWithTeacher(config).save_pretrained(tmp_path)
+    assert own_classes(_IMAGE_KIND, Model(name_or_path=str(tmp_path))) == ("owl", "cat", "dog")
+
+
+@pytest.mark.parametrize("of", [BertModel, BertForMaskedLM, ModernBertForMaskedLM])
+def test_a_model_without_a_head_has_no_classes(of, tmp_path):
+    ids = {
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        "cls_token_id": 2,
+        "sep_token_id": 1,
+    }
+    config = of.config_class(**SIZES, **ids, vocab_size=8, max_position_embeddings=16)
+    of(config).save_pretrained(tmp_path)
+    assert own_classes(_TEXT_KIND, Model(name_or_path=str(tmp_path))) is None
 
 
 def test_a_pretrained_classifier_is_right_from_the_start(tmp_path):

@@ -30,29 +30,6 @@ def plain_texts(pairs: Sequence[Pair]) -> list[str]:
     return [f"{prompt}{answer}" for prompt, *answers in texts for answer in answers]
 
 
-def set_pad_token(tokenizer: PreTrainedTokenizerBase, can_grow: bool) -> int:
-    """Return the id of the token that pads the shorter rows of a batch, and set it if necessary.
-
-    Decoders use it to find a row's last token, whose score is the text's: transformers takes the
-    last token that is not this one. A tokenizer without a padding token gets a new one if the
-    model's vocabulary can grow, else it uses the end-of-text token.
-
-    Raises:
-        BadInput: if there is neither of them and the vocabulary can't grow.
-    """
-    if tokenizer.pad_token_id is None and can_grow:
-        tokenizer.add_special_tokens({"pad_token": PAD})
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            rule = (
-                "the model's tokenizer must have a padding token or an end-of-text token, but has"
-                " neither"
-            )
-            raise BadInput(f"{rule}; give a model whose tokenizer has one.")
-        tokenizer.pad_token = tokenizer.eos_token
-    return int(tokenizer.pad_token_id)
-
-
 @dataclass(frozen=True)
 class PairTokens:
     """The tokenized pairs of the training or evaluation part.
@@ -153,11 +130,12 @@ class Frame:
 
         They are those that the tokenizer itself puts there. Where it puts none after the text, the
         end-of-text token is added, at which all of the text has been read; without `ends` it is
-        left out if it also pads rows.
+        left out if it pads rows or may do so.
         """
         before, after = special_tokens_around(tokenizer, text=text)
         end = tokenizer.eos_token_id
-        if end is not None and (ends or end != tokenizer.pad_token_id) and not after:
+        may_pad = tokenizer.pad_token_id in (None, end)
+        if end is not None and (ends or not may_pad) and not after:
             after = [end]
         return cls.of(before, after)
 

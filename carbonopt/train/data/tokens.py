@@ -235,15 +235,15 @@ def expected_tokenizer(
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase, model: Model) -> PreTrainedTokenizerBase:
-    """Give the tokenizer a padding token if it has none, and return it.
+    """Give the tokenizer of a new model a padding token if it has none, and return it.
 
-    The padding token is the end-of-text token if there is one, else a new one. A pretrained model
-    has no embedding for a new token: there, `padding_id` chooses one that stands in no text.
+    The padding token is the end-of-text token if there is one, else a new one. For a pretrained
+    model `padding_id` chooses one.
     """
-    if tokenizer.pad_token_id is None:
+    if tokenizer.pad_token_id is None and model.from_config is not None:
         if tokenizer.eos_token_id is not None:
             tokenizer.pad_token = tokenizer.eos_token
-        elif model.from_config is not None:
+        else:
             tokenizer.add_special_tokens({"pad_token": PADDING})
     return tokenizer
 
@@ -253,8 +253,10 @@ def padding_id(
 ) -> int:
     """Return the id that fills up shorter texts.
 
-    A tokenizer without a padding token doesn't get one: it would take the letters of a token that
-    it has out of other texts.
+    If the tokenizer has no padding token, it is the model's own padding, unless that stands in a
+    text: RoBERTa's kind counts positions from it. Else it is the end of text, or an id that stands
+    in no text. The tokenizer gets none but the end of text: it would take the letters of another
+    token out of texts.
 
     Args:
         tokenizer: The tokenizer, from `with_padding`.
@@ -269,6 +271,12 @@ def padding_id(
         return int(tokenizer.pad_token_id)
     text_config = config.get_text_config()
     free = set(range(text_config.vocab_size)).difference(used)
+    own = getattr(text_config, "pad_token_id", None)
+    if own in free:
+        return int(own)
+    if tokenizer.eos_token_id is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+        return int(tokenizer.eos_token_id)
     if not free:
         raise BadInput(
             "the tokenizer must have a padding or an end-of-text token, but has neither, and all"
@@ -276,8 +284,7 @@ def padding_id(
             " (tokenizer.add_special_tokens), give the model an embedding for it"
             " (model.resize_token_embeddings), and save both."
         )
-    own = getattr(text_config, "pad_token_id", None)
-    return own if own in free else max(free)
+    return max(free)
 
 
 def token_rows(

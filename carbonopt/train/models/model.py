@@ -26,7 +26,6 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.files import parsed_json
-from carbonopt.core.format import count_text
 from carbonopt.core.refusals import hint
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.trial_spec import Prepared, TrialSpec
@@ -37,7 +36,6 @@ from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.speed.output_layer import FusedOutputLayer
 
 MODEL_KEY = "workload.model.name_or_path"
-_WITH_HEAD = ("ForSequenceClassification", "ForImageClassification")
 # Fields of configurations that count layers; with 0 transformers builds a model without layers.
 _LAYERS = (
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
@@ -286,38 +284,6 @@ def unloadable(what: str, name: str) -> Iterator[None]:
         refused(f"{sentence}install the package that it needs.", ImportError),
     ):
         yield
-
-
-def own_classes(model: Model) -> tuple[str, ...] | None:
-    """Return the classes of a pretrained classifier's head in order; None without a head.
-
-    Raises:
-        BadInput: Its configuration doesn't number the classes from 0 on.
-    """
-    if model.from_config is not None:
-        return None
-    config = AutoConfig.from_pretrained(str(model.name_or_path), **source(model))
-    if not any(name.endswith(_WITH_HEAD) for name in config.architectures or ()):
-        return None
-    classes = config.id2label
-    if missing := set(range(len(classes))) - classes.keys():
-        raise BadInput(
-            f"id2label of {model.name_or_path}'s config.json must number its {len(classes)} classes"
-            f" from 0 on, as the outputs of its head, but lacks {min(missing)} and has"
-            f" {max(classes)}; correct id2label and label2id."
-        )
-    return tuple(str(classes[place]) for place in range(len(classes)))
-
-
-def check_outputs(kind: ModelKind, model: Model, outputs: int) -> None:
-    """Raise BadInput if the model has a head of another size, whose weights can't be reused."""
-    classes = own_classes(model)
-    if classes is not None and len(classes) != outputs:
-        rule = (
-            f"the model's head must have {count_text(outputs, 'output')}, as a {kind.name} here has"
-        )
-        instead = "give the model without its head, as AutoModel loads and saves it"
-        raise BadInput(f"{rule}, but {model.name_or_path} has {len(classes)}; {instead}.")
 
 
 def with_dropout(config: PreTrainedConfig, dropout: float | None) -> PreTrainedConfig:

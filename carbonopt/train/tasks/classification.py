@@ -84,7 +84,7 @@ class Classification(ExampleTask):
         from carbonopt.train import imports
         from carbonopt.train.data import images, labelled_texts, labels, packing
         from carbonopt.train.data.examples import save_arrays
-        from carbonopt.train.models import model, weights
+        from carbonopt.train.models import model, pretrained_head, weights
 
         workload, kind = self.workload, self.model_kind
         if any(layer != "standard" for layer in values_of(space["output_layer"])):
@@ -94,7 +94,7 @@ class Classification(ExampleTask):
         with as_bad_input("dataset"):
             labelled = labels.read_labelled(workload.dataset)
         with as_bad_input("model"), model.unloadable("model", str(workload.model.name_or_path)):
-            own_classes = model.own_classes(workload.model)
+            own_classes = pretrained_head.own_classes(kind, workload.model)
         labelled, class_notes = labels.in_model_order(labelled, own_classes)
         if sizes := values_of(space["global_batch_size"]):
             packing.total_steps(len(labelled.train.rows), min(map(int, sizes)), 1)

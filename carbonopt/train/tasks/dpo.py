@@ -10,6 +10,7 @@ before its first step. So no second model has to be kept, loaded or partitioned,
 stage, and the same holds with adapters and for random weights.
 """
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.dimensions import LARGEST_INT
@@ -49,13 +50,15 @@ class DPO(PairTask):
     # The reference model's log ratio of each pair; None: the model isn't being trained.
     _reference: "torch.Tensor | None" = None
 
-    def pad_token(self, tokenizer: "PreTrainedTokenizerBase") -> int:
+    def set_padding(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        config: "PreTrainedConfig",
+        used: Collection[int] = (),
+    ) -> int:
         """Return any known id, since the attention mask marks the padding."""
         known = (tokenizer.pad_token_id, tokenizer.eos_token_id)
         return next((int(token) for token in known if token is not None), 0)
-
-    def head(self, pad: int) -> dict[str, Any]:
-        return {}
 
     def examples(self, folder: PreparedFolder, part: Part) -> "PreferenceExamples":
         from carbonopt.train.data.pair_rows import PairExamples, PreferenceExamples

@@ -4,7 +4,8 @@ They are judged by preference accuracy.
 """
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.quality import PREFERENCE_ACCURACY
@@ -45,16 +46,26 @@ class PairTask(ExampleTask):
     # True if rows end with the end-of-text token even where that token also pads shorter rows.
     rows_end = False
 
-    @abstractmethod
-    def pad_token(self, tokenizer: "PreTrainedTokenizerBase") -> int:
-        """Return the id that pads the shorter rows of a batch.
+    # fields that the model's configuration must have
+    head: ClassVar[dict[str, Any]] = {}
 
-        The tokenizer may be given a new token for it.
+    def complete(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Give the tokenizer the tokens that the task needs before it reads the texts."""
+
+    @abstractmethod
+    def set_padding(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        config: "PreTrainedConfig",
+        used: Collection[int] = (),
+    ) -> int:
+        """Return the id that pads the shorter rows of a batch; set it where the model needs it.
+
+        Args:
+            tokenizer: The tokenizer, from `complete`.
+            config: The model's configuration.
+            used: The ids in the rows.
         """
-
-    @abstractmethod
-    def head(self, pad: int) -> dict[str, Any]:
-        """Return the fields that the model's configuration must have."""
 
     @abstractmethod
     def margins(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
@@ -63,7 +74,7 @@ class PairTask(ExampleTask):
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports
         from carbonopt.train.data import pair_rows, templates, tokens
-        from carbonopt.train.models import model, weights
+        from carbonopt.train.models import model, pretrained_head, weights
 
         if may_be_other_than(space["output_layer"], "standard"):
             raise BadInput(f"output_layer must be standard: {self.standard_output_layer}.")
@@ -72,7 +83,7 @@ class PairTask(ExampleTask):
             pairs = read_pairs(workload.dataset)
         with as_bad_input("tokenizer"):
             encoder = tokens.make_encoder(workload, *map(pair_rows.plain_texts, pairs))
-            pad = self.pad_token(encoder.tokenizer)
+            self.complete(encoder.tokenizer)
             parts = {
                 "train": pair_rows.tokenized(
                     pairs.train, encoder, length, "training", self.rows_end
@@ -82,10 +93,11 @@ class PairTask(ExampleTask):
                 ),
             }
         with as_bad_input("model"):
-            head = self.head(pad)
-            config = model.model_config(kind, workload, encoder.tokenizer, **head)
-            if (outputs := head.get("num_labels")) is not None:
-                model.check_outputs(kind, workload.model, outputs)
+            config = model.model_config(kind, workload, encoder.tokenizer, **self.head)
+            used = {token for part in parts.values() for row in part.rows for token in row.tolist()}
+            pad = self.set_padding(encoder.tokenizer, config, used)
+            if (outputs := self.head.get("num_labels")) is not None:
+                pretrained_head.check_outputs(kind, workload.model, outputs)
             weights.check_weights(kind, workload.model, config)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         for part, pair_tokens in parts.items():
@@ -134,9 +146,10 @@ class PairTask(ExampleTask):
         tokenizer = tokens.expected_tokenizer(
             workload, lambda: map(pair_rows.plain_texts, read_pairs(workload.dataset))
         )
-        return model.model_config(
-            self.model_kind, workload, tokenizer, **self.head(self.pad_token(tokenizer))
-        )
+        self.complete(tokenizer)
+        config = model.model_config(self.model_kind, workload, tokenizer, **self.head)
+        self.set_padding(tokenizer, config)
+        return config
 
     def largest_batch(self, config: "PreTrainedConfig", size: int) -> dict[str, "torch.Tensor"]:
         import torch

@@ -4,9 +4,11 @@ The model gives a text one score. It learns to rate the chosen answer above the 
 loss −log σ(chosen − rejected) (arXiv 2203.02155, equation 1).
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from carbonopt.core.dimensions import LARGEST_INT
+from carbonopt.core.errors import BadInput
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.train.models.model_kind import ModelKind
 from carbonopt.train.tasks.pair_task import PairTask, PairWorkload
@@ -35,13 +37,32 @@ class Reward(PairTask):
     )
     standard_output_layer = "a reward model has one score instead of a vocabulary's"
 
-    def pad_token(self, tokenizer: "PreTrainedTokenizerBase") -> int:
-        from carbonopt.train.data.pair_rows import set_pad_token
+    head: ClassVar[dict[str, Any]] = {"num_labels": 1}
 
-        return set_pad_token(tokenizer, can_grow=self.workload.model.from_config is not None)
+    def complete(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Give the tokenizer of a new model a padding token of its own if it has none."""
+        from carbonopt.train.data.pair_rows import PAD
 
-    def head(self, pad: int) -> dict[str, Any]:
-        return {"num_labels": 1, "pad_token_id": pad}
+        if tokenizer.pad_token_id is None and self.workload.model.from_config is not None:
+            tokenizer.add_special_tokens({"pad_token": PAD})
+
+    def set_padding(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        config: "PreTrainedConfig",
+        used: Collection[int] = (),
+    ) -> int:
+        """Set the id that decoders use to find a row's last token, whose score is the text's."""
+        from carbonopt.train.data.tokens import padding_id
+
+        if "pad_token_id" in (self.workload.model.from_config or {}):
+            raise BadInput(
+                "workload.model.from_config can't have pad_token_id: the data says it; leave it"
+                " out."
+            )
+        padding = padding_id(tokenizer, config, used)
+        config.get_text_config().pad_token_id = padding
+        return padding
 
     def examples(self, folder: PreparedFolder, part: Part) -> "PairExamples":
         from carbonopt.train.data.pair_rows import PairExamples

@@ -257,8 +257,21 @@ def test_a_pretrained_tokenizer_without_padding_fills_up_with_its_end_of_text(tm
     assert all(tokenizer.eos_token_id not in row for row in rows_of(folder))
 
     small_tokenizer(model, eos=None)
-    with pytest.raises(BadInput, match="padding token or an end-of-text token, but has neither"):
-        prepared_from(tmp_path, [PAIR, PAIR], **given)
+    _, folder = prepared_from(tmp_path, [PAIR, PAIR], **given)
+    config = AutoConfig.from_pretrained(folder.model_config)
+    assert all(config.pad_token_id not in row for row in rows_of(folder))
+    assert 0 <= config.pad_token_id < size
+
+
+def test_a_models_own_padding_fills_up_if_its_tokenizer_has_none(tmp_path):
+    """RoBERTa's kind counts positions from it."""
+    model = tmp_path / "model"
+    size = len(AutoTokenizer.from_pretrained(small_tokenizer(model)))
+    own = AutoConfig.for_model(**GPT2, vocab_size=size + 4, pad_token_id=size + 1)
+    AutoModelForCausalLM.from_config(own).save_pretrained(model)
+    given = {"model": {"name_or_path": str(model)}, "tokenizer": None}
+    _, folder = prepared_from(tmp_path, [PAIR, PAIR], **given)
+    assert AutoConfig.from_pretrained(folder.model_config).pad_token_id == size + 1
 
 
 def test_rows_of_parquet_and_of_a_hub_say_their_number(tmp_path):
