@@ -60,7 +60,17 @@ _NO_VALUE = re.compile(
 _IN_ITS_PLACE = "9.87654321"
 # What a terminal shows as colours, movements and titles.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+# NaN and infinity as C writes them on Windows.
+_OF_WINDOWS = re.compile(r"\b1\.#(?:INF|IND|[QS]NAN)\d*", re.IGNORECASE)
 _NAMES_ESCAPES = re.compile(r"\x1b|\\x1b|\\u001b|\\0?33", re.IGNORECASE)
+
+# Digits that a pattern itself names, outside of groups and sets, such as those of an epoch.
+_OWN_DIGITS = re.compile(r"(?<![A-Za-z_])\d")
+_FLEXIBLE = re.compile(r"\\.|\[\^?\]?[^]]*\]|\{[\d,]*\}|\((?!\?[:=!<])[^()]*\)|\(\?P<[^()]*\)")
+_ANY_NUMBER = re.compile(
+    r"[+-]?(?<![\w.])(?:nan|inf|infinity|n/a|none|null|\.?\d[\d.,'_]*(?:e[+-]?\d+)?)(?![\w])\s*%?",
+    re.IGNORECASE,
+)
 
 # The match of a pattern: a text, or the part that it took of a number and that number.
 Value = str | tuple[str, str]
@@ -76,6 +86,8 @@ class Matches:
     first: str = ""  # the first of them
     last: str = ""
     in_last: list[Any] = field(default_factory=list)  # the values in the last line
+    # a later line of the last one's form that the pattern does not match
+    unmatched: str = ""
 
     def begin_line(self, *, overwrites: bool) -> None:
         """Begin a line with matches, which a terminal shows in the place of the last one or not."""
@@ -101,8 +113,9 @@ def find(pattern: str, path: Path, begin: int = 0) -> list[Matches]:
 
     Of steps there are some along the way, and the last one. Where a pattern for numbers alone would
     match a line if NaN were a number, the value is NaN. So it is with words such as None and N/A
-    behind the last match: that word is the value then, which is no number. A terminal's escapes are
-    left out of the lines, unless the pattern names some.
+    behind the last match: that word is the value then, which is no number. A later line that
+    differs from the last match's in its numbers alone is noted. A terminal's escapes are left out
+    of the lines, unless the pattern names some.
     """
     expression = re.compile(pattern)
     group = "value" if "value" in expression.groupindex else 1
@@ -110,6 +123,8 @@ def find(pattern: str, path: Path, begin: int = 0) -> list[Matches]:
     found: list[Matches] = []
     earlier = _IN_ITS_PLACE  # the last number that the pattern took
     lacking: str | None = None  # the word in the place of a value behind the last match
+    names_numbers = _OWN_DIGITS.search(_FLEXIBLE.sub("", pattern)) is not None
+    form = unmatched = ""  # the form of the last line that matches, and a later line of that form
     overwrites = False
     with path.open("rb") as file:
         file.seek(begin)
@@ -119,6 +134,7 @@ def find(pattern: str, path: Path, begin: int = 0) -> list[Matches]:
                 whole_line = _ESCAPES.sub("", whole_line)
             # With what follows, so that a number which the end cuts is not taken for another one.
             line = whole_line[: LONGEST_LINE + _LOOKED_AT].rstrip("\r\n")
+            line = _OF_WINDOWS.sub("nan", line)
             matches = [
                 (match, _whole(match, group))
                 for match in expression.finditer(line, 0, LONGEST_LINE)
@@ -127,21 +143,37 @@ def find(pattern: str, path: Path, begin: int = 0) -> list[Matches]:
             if matches and isinstance(taken := matches[-1][1], str):
                 earlier = taken
             elif not matches and _NOT_FINITE.search(line):
-                places = _in_place_of(_NOT_FINITE, expression, group, line[:LONGEST_LINE], earlier)
+                looked_at = line[:LONGEST_LINE]
+                places = _in_place_of(_NOT_FINITE, expression, group, looked_at, earlier)
                 matches = [(match, "nan") for match in places]
+                if not matches:
+                    places = _beside_of(_NOT_FINITE, expression, group, looked_at)
+                    matches = [(match, _whole(match, group)) for match in places]
             if matches:
-                lacking = None
+                lacking, form, unmatched = None, "" if names_numbers else _form(line), ""
             elif found and (word := _NO_VALUE.search(line)) is not None:
                 places = _in_place_of(_NO_VALUE, expression, group, line[:LONGEST_LINE], earlier)
                 # A pattern of a number alone would match a ruler or a title, too.
                 if any(re.search(r"\w", _beside(match, group)) for match in places):
                     lacking = word[0]
+            begin_of_form = form.partition("#")[0].partition(" ")[0]
+            if not matches and form and line.startswith(begin_of_form) and _form(line) == form:
+                unmatched = line[:LONGEST_LINE].strip()
             _add(found, line, matches, overwrites=overwrites)
             if len(found) > 2 * MOST_POINTS:
                 found = found[:-1:2] + found[-1:]
             # A progress bar's \r ends a line, too, over which the next one is written.
-            overwrites = whole_line.endswith("\r") and bool(line.strip())
+            has_match = bool(matches) or (overwrites and bool(line.strip()))
+            overwrites = whole_line.endswith("\r") and has_match
+    if found:
+        found[-1].unmatched = unmatched
     return found if lacking is None else [*found, Matches(None, [lacking])]
+
+
+def _form(line: str) -> str:
+    """Return what a line has beside its numbers, however many digits and spaces these take."""
+    beside = _ANY_NUMBER.sub("#", line[:LONGEST_LINE]) if "#" not in line else line
+    return re.sub(r"(?<=\S)\s+", " ", beside)
 
 
 def _add(
@@ -198,6 +230,14 @@ def _in_place_of(
         if found:
             return found
     return []
+
+
+def _beside_of(
+    words: re.Pattern[str], expression: re.Pattern[str], group: str | int, line: str
+) -> list[re.Match[str]]:
+    """Return the matches of a line in which other numbers than the value are such words."""
+    replaced = words.sub(_IN_ITS_PLACE, line)
+    return [match for match in expression.finditer(replaced) if match[group] is not None]
 
 
 def _beside(match: re.Match[str], group: str | int) -> str:

@@ -232,6 +232,13 @@ class QualitySource(Frozen, allow_inf_nan=False):
             for value in each.values if each.step is not None else each.values[-1:]:
                 _check_whole(value)
         last = matches[-1]
+        if last.unmatched:
+            raise BadInput(
+                "workload.quality_from.pattern must match the last value, but matches"
+                f" {shortened(last.last)} and not {shortened(last.unmatched)}, which comes later"
+                " and has the same form; give one that matches both, such as ([-+0-9.eE]+) for any"
+                " number and \\s+ for any spaces."
+            )
         if last.step is None and len(values := dict.fromkeys(last.in_last)) > 1:
             listed = " and ".join(map(str, values))
             raise BadInput(

@@ -467,3 +467,49 @@ def test_the_line_of_nan_is_shown_as_it_was_printed(tmp_path: Path) -> None:
 def test_a_loss_is_told_by_its_name(source: dict, is_loss: bool) -> None:
     with pytest.raises(BadInput) if is_loss else contextlib.nullcontext():
         QualitySource(**source).check_quality(PERPLEXITY)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "unmatched"),
+    [
+        ("reward: ([0-9.]+)", "1 reward: 1.1\n2 reward: -0.3\n", "2 reward: -0.3"),
+        (r"acc: (\d\d\.\d)%", "acc: 87.2%\nacc: 100.0%\nend\n", "acc: 100.0%"),
+        (r"loss (0\.\d+)", "loss 0.5\nloss 1.02\n", "loss 1.02"),
+        (r"loss (0\.\d+)", "loss 0.5\nloss 1.02\nloss 0.4\n", ""),  # the last one is known
+        (r"ppl (\d+\.\d+)", "ppl 1.5\nppl 1,234.5\n", "ppl 1,234.5"),
+        (r"lr [0-9.]+ acc ([0-9.]+)", "lr 0.001 acc 0.8\nlr 5e-05 acc 0.9\n", "lr 5e-05 acc 0.9"),
+        ("loss   ([0-9.]+)", "loss   9.5\nloss  10.5\n", "loss  10.5"),
+        (r"step (?P<step>\d+) acc (?P<value>\S+)", "step 900 acc 1\nstep 1e+03 acc 2\n", None),
+        # A pattern that names a number, or another place in the line, means no other one.
+        ("class 3: f1 ([0-9.]+)", "class 3: f1 0.5\nclass 4: f1 0.6\n", ""),
+        ("^accuracy ([0-9.]+)", "accuracy 0.5\n  accuracy 0.6\n", ""),
+        ("cat ([0-9.]+)", "cat 0.5\ndog 0.6\n", ""),
+    ],
+)
+def test_a_later_line_of_the_same_form_that_does_not_match_is_noted(
+    pattern: str, text: str, unmatched: str | None, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    last = find(pattern, log)[-1]
+    assert last.unmatched == ("step 1e+03 acc 2" if unmatched is None else unmatched)
+    source = QualitySource(pattern=pattern)
+    with pytest.raises(BadInput) if last.unmatched else contextlib.nullcontext():
+        source.read(log, tmp_path, LOSS, 9)
+
+
+def test_a_number_beside_the_value_may_be_nan(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("loss 0.5 acc 0.85\nloss nan acc 0.09\nval 1.#INF\n")
+    assert matches("loss [0-9.]+ acc ([0-9.]+)", log) == [(None, "0.09")]
+    assert matches("val ([0-9.]+)", log) == [(None, "nan")]
+
+
+def test_a_progress_bar_between_two_lines_hides_neither(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("fold 1 acc 0.9\n 50%|###   |\rfold 2 acc 0.8\n", newline="")
+    (found,) = find("acc ([0-9.]+)", log)
+    assert (found.lines, found.first) == (2, "fold 1 acc 0.9")
+    log.write_text("acc 0.1\r 50%|###   |\racc 0.8\n", newline="")
+    (found,) = find("acc ([0-9.]+)", log)
+    assert (found.lines, found.values) == (1, ["0.8"])
