@@ -136,6 +136,19 @@ class Reading(Frozen):
         }
         return Reading(**part, nodes=nodes, objective=self.objective)
 
+    def as_idle(self) -> "Reading":
+        """Return the reading's time with what does not depend on the work that is done in it.
+
+        RAM is charged by time. GPUs use their idle power, or nothing if that is not known, and the
+        CPU nothing.
+        """
+        idle: dict[str, Any] = {"cpu_kwh": 0.0, "gpu_variance_kwh2": 0.0}
+        for name in ("gpu_kwh", "codecarbon_gpu_kwh"):
+            idle[name] = min(getattr(self, name) or 0.0, self.idle_gpu_kwh or 0.0)
+        known = {name: kwh for name, kwh in idle.items() if getattr(self, name) is not None}
+        nodes = {node: own.as_idle() for node, own in self.nodes.items()}
+        return self.model_copy(update={**known, "nodes": nodes})
+
     def without(self, part: "Reading") -> "Reading":
         """Return the reading without a part of it, on every node; it may fall below 0."""
         rest: dict[str, Any] = {}

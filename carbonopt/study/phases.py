@@ -53,6 +53,8 @@ class TrialPhases:
     # the phase's begin and when the study heard of it.
     _asked: tuple[Phase, Stage, Reading, Reading] | None = None
     _waited_s: float = 0.0  # time of that wait which no reading has shown so far
+    # The last standstill: when it was noticed, its phase and stage, and what counted as GAP.
+    _stood_still: tuple[float, Phase, Stage, Reading] | None = None
 
     def __post_init__(self) -> None:
         looked_s = time.monotonic()  # as in `enter`: the meter looks at the clock first
@@ -190,6 +192,7 @@ class TrialPhases:
             part = self.meter.running(phase).part_since(before, share)
             self.meter.move(part, phase, Phase.GAP)
             self._closed_at_s += part.duration_s
+            self._stood_still = time.monotonic(), phase, self.stage, part
 
     def answered(self) -> None:
         """Note that a script's message is answered now, or was a moment ago, in the open phase."""
@@ -201,10 +204,30 @@ class TrialPhases:
         The study worked meanwhile, so it is neither training nor evaluation. Waits of the set-up
         and of the work after the training stay there.
         """
-        self._waited_s += seconds
+        self._waited_s += max(0.0, seconds - self._waited_in_standstill_s(seconds))
         self._leave_wait_out()
         if self._asked is not None and self._asked[0] is not self.phase:
             self._waited_s = 0.0
+
+    def _waited_in_standstill_s(self, seconds: float) -> float:
+        """Return for how long of its last wait a script has counted as standing still.
+
+        Only the study was stopped then: the script worked, and after that it waited. A share of all
+        energy is more than what its wait used, so that what an idle machine would not have used
+        counts for the work again.
+        """
+        if self._stood_still is None:
+            return 0.0
+        noticed_s, phase, stage, part = self._stood_still
+        self._stood_still = None
+        if seconds <= time.monotonic() - noticed_s:
+            return 0.0  # the wait began after it
+        worked = part.without(part.as_idle())
+        self.meter.move(worked, Phase.GAP, phase)
+        if phase is not self.phase:
+            self._add(stage, 0.0, worked.total_kwh)
+            self._closed_kwh += worked.total_kwh
+        return part.duration_s
 
     def _leave_wait_out(self) -> None:
         """Take the last wait for an answer out of its phase, as far as the readings cover it."""

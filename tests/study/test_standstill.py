@@ -34,10 +34,16 @@ def work(seconds):
         pass
 run = carbon.run(total_steps=15)
 began = time.monotonic()
+waited = 0.0
 open("trains", "w").close()
 for step in range(15):
     work(0.2); run.step()
-open("took", "w").write(str(time.monotonic() - began))
+    if step == REPORTS_AT:
+        asked = time.monotonic()
+        with run.evaluation(): pass
+        run.report(accuracy=0.4)
+        waited = time.monotonic() - asked
+open("took", "w").write(str(time.monotonic() - began - waited))
 run.report(accuracy=0.5)
 '''
 record = timed(SCRIPT, Path(sys.argv[1]), timeout_s=TIMEOUT_S)
@@ -46,14 +52,16 @@ print(json.dumps([record.state, record.standstill_s, record.duration_s.train, re
 
 
 def stopped(
-    folder: Path, *, whole: bool, study: bool = True
+    folder: Path, *, whole: bool, study: bool = True, reports_at: int | None = None
 ) -> tuple[str, float | None, float, float, float]:
     """State, standstill, the training's seconds and joules, and its seconds by the script's own
     clock, of a trial that is stopped for STOPPED_S with its study; not `whole`: the study alone is;
-    not `study`: the trial alone is.
+    not `study`: the trial alone is. Its waits for the study after step `reports_at` are not in them.
     """
-    program = WATCHES.replace("TESTS", repr(str(Path(__file__).parents[1]))).replace(
-        "TIMEOUT_S", "4.0" if study else "60.0"
+    program = (
+        WATCHES.replace("TESTS", repr(str(Path(__file__).parents[1])))
+        .replace("TIMEOUT_S", "4.0" if study else "60.0")
+        .replace("REPORTS_AT", str(reports_at))
     )
     watching = subprocess.Popen(
         [sys.executable, "-c", program, folder], stdout=subprocess.PIPE, text=True
@@ -93,6 +101,15 @@ def test_a_trial_that_goes_on_while_its_study_is_stopped_has_trained(tmp_path: P
     # that went on.
     assert train_s + (standstill_s or 0.0) > took_s - 0.5
     assert (standstill_s or 0.0) < max(2.0, STOPPED_S + 2.0 - took_s)
+
+
+@pytest.mark.slow
+def test_a_trial_that_waits_for_its_stopped_study_loses_no_work(tmp_path: Path) -> None:
+    """The wait at its report is left out once, not as a standstill and again as a wait."""
+    state, standstill_s, train_s, train_j, took_s = stopped(tmp_path, whole=False, reports_at=7)
+    assert state == "complete" and standstill_s is not None
+    assert train_s == pytest.approx(took_s, abs=1.0)
+    assert train_j > train_s - 0.5
 
 
 @pytest.mark.slow
