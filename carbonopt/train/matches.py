@@ -21,6 +21,7 @@ _MOST_BYTES = 1_000_000  # size of one text or blob
 _MOST_BYTES_OF_ROWS = 100_000_000  # size of all rows together, written out
 # significant digits of a float: a sum depends on the order in which a query happens to add
 _DIGITS = 12
+_MOST_EXACT = 2**53  # up to here a float has room for every whole number
 _ALLOWED = (
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -227,6 +228,8 @@ def _value(value: object) -> object:
     """Return a value in one form for all equal values: SQL's 1 equals 1.0."""
     if not isinstance(value, float):
         return value
+    if 10**_DIGITS <= abs(value) <= _MOST_EXACT:  # the digits would tell it from the whole number
+        return round(value)
     rounded = float(f"{value:.{_DIGITS}g}")
     return int(rounded) if rounded.is_integer() else rounded
 
