@@ -178,6 +178,78 @@ def test_a_query_can_read_and_nothing_else(query, said, database, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {Path(database).name}
 
 
+@pytest.fixture
+def virtual(tmp_path: Path) -> str:
+    """A database with tables of SQLite's modules, and one of a module that nobody has."""
+    path = tmp_path / "virtual.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript("""
+            CREATE TABLE j (x TEXT);
+            INSERT INTO j VALUES ('{"a": [1, 2]}');
+            CREATE VIRTUAL TABLE "five ""5" USING fts5(title, body);
+            CREATE VIRTUAL TABLE four USING fts4(title, body);
+            CREATE VIRTUAL TABLE boxes USING rtree(id, low, high);
+            INSERT INTO "five ""5" VALUES ('one', 'hello world'), ('two', 'bye world');
+            INSERT INTO four VALUES ('one', 'hello world'), ('two', 'bye world');
+            INSERT INTO boxes VALUES (1, 0, 1), (2, 5, 6);
+            PRAGMA writable_schema = 1;
+            INSERT INTO sqlite_master
+            VALUES ('table', 'other', 'other', 0, 'CREATE VIRTUAL TABLE other USING nobodys(a)');
+        """)
+    connection.close()
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("expected", "generated"),
+    [
+        ("SELECT 1 UNION SELECT 2", "SELECT value FROM j, json_each(j.x, '$.a')"),
+        ("SELECT 2", "SELECT COUNT(*) FROM j, json_tree(j.x) WHERE atom IS NOT NULL"),
+        ("SELECT 'one'", """SELECT title FROM "five ""5" WHERE body MATCH 'hello' ORDER BY rank"""),
+        ("SELECT 'bye [world]'", """SELECT highlight("five ""5", 1, '[', ']') FROM "five ""5"('two AND world')"""),
+        ("SELECT 'two'", "SELECT title FROM four WHERE four MATCH 'bye'"),
+        ("SELECT 2", "SELECT id FROM boxes WHERE low > 2"),
+    ],
+)  # fmt: skip
+def test_virtual_tables_are_read(expected, generated, virtual):
+    match = ExecutionMatch(virtual)
+    for _ in range(2):
+        assert match.matches(generated, expected) and match.matches(expected, generated)
+        match.database.check()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "INSERT INTO four(four) VALUES ('optimize')",
+        "SELECT optimize(four) FROM four",
+        'INSERT INTO "five ""5"("five ""5") VALUES (\'rebuild\')',
+        "DELETE FROM boxes",
+        "DROP TABLE four",
+        "CREATE VIRTUAL TABLE temp.more USING fts5(a)",
+        "PRAGMA data_version",
+        "PRAGMA main.data_version",
+        "EXPLAIN PRAGMA data_version",
+        "SELECT * FROM pragma_data_version",
+        "SELECT * FROM dbstat",
+        "SELECT * FROM other",
+    ],
+)
+def test_virtual_tables_are_only_read(query, virtual, tmp_path):
+    before = Path(virtual).read_bytes()
+    rows = Database(virtual)
+    reads = """SELECT title FROM "five ""5" WHERE body MATCH 'hello'"""
+    for _ in range(2):
+        assert rows.result(reads) == rows.result("SELECT 'one'")
+        with pytest.raises(QueryFailed):
+            rows.result(query)
+    assert rows.result("SELECT COUNT(*) FROM four WHERE four MATCH 'world'") == rows.result(
+        "SELECT 2"
+    )
+    assert Path(virtual).read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {Path(virtual).name}
+
+
 def test_a_damaged_database_is_refused(tmp_path):
     path = tmp_path / "a.sqlite"
     with sqlite3.connect(path) as connection:
