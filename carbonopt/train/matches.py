@@ -52,7 +52,7 @@ class ExactMatch(Match):
 
 
 class CanonicalMatch(Match):
-    """A match of equal SQL, as sqlglot reads it.
+    """A match of equal SQL, as sqlglot reads SQLite's.
 
     The letter case of keywords and unquoted names, layout, comments, needless parentheses and the
     order of what AND and OR join make no difference; names of aliases do.
@@ -117,16 +117,26 @@ def one_spaced(text: str) -> str:
 
 @lru_cache(_KEPT)
 def canonical_sql(query: str) -> str | None:
-    """Return a query's canonical form, or None if sqlglot can't parse it as one SQL statement."""
+    """Return a query's canonical form, or None if sqlglot can't parse it as one SQL statement.
+
+    It is read as SQLite's, or else in sqlglot's own dialect, which has other databases' arrays.
+    """
+    return _canonical_form(query, "sqlite") or _canonical_form(query, None)
+
+
+def _canonical_form(query: str, dialect: str | None) -> str | None:
     import sqlglot
     from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
     from sqlglot.optimizer.simplify import simplify
 
     try:
-        statements = [statement for statement in sqlglot.parse(query) if statement is not None]
+        statements = [each for each in sqlglot.parse(query, read=dialect) if each is not None]
         if len(statements) != 1:
             return None
-        form: str = simplify(normalize_identifiers(statements[0])).sql(comments=False)
+        # Not the dialect's rule for letter case: SQLite also reads "X" as a text.
+        form: str = simplify(normalize_identifiers(statements[0])).sql(
+            dialect, comments=False, unsupported_level=sqlglot.ErrorLevel.RAISE
+        )
     except (sqlglot.errors.SqlglotError, RecursionError):  # a generated text can be anything
         return None
     return form
