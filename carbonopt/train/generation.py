@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from carbonopt.train import ranks
 from carbonopt.train.data.examples import Examples
 from carbonopt.train.data.packing import Indices, batches_of_rank
+from carbonopt.train.models.generation_check import GREEDY
 from carbonopt.train.tasks.task import TrialRun
 from carbonopt.train.training_loop import TrialTrainer
 
@@ -51,10 +52,9 @@ def generated_texts(
             generated = engine.module.generate(
                 input_ids=batch["input_ids"].to(device),
                 attention_mask=batch["attention_mask"].to(device),
-                do_sample=False,
-                num_beams=1,
                 max_new_tokens=max_tokens,
-                use_cache=True,  # gradient checkpointing switches it off
+                tokenizer=tokenizer,
+                **GREEDY,
             )
             decoded = tokenizer.batch_decode(
                 generated, skip_special_tokens=True, clean_up_tokenization_spaces=False

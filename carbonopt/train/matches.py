@@ -5,7 +5,7 @@ import re
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ _MOST_BYTES = 1_000_000  # size of one text or blob
 _MOST_BYTES_OF_ROWS = 100_000_000  # size of all rows together, written out
 # significant digits of a float: a sum depends on the order in which a query happens to add
 _DIGITS = 12
+_MOST_EXACT = 2**53  # up to here a float has room for every whole number
 _ALLOWED = (
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -51,7 +52,7 @@ class ExactMatch(Match):
 
 
 class CanonicalMatch(Match):
-    """A match of equal SQL, as sqlglot reads it.
+    """A match of equal SQL, as sqlglot reads SQLite's.
 
     The letter case of keywords and unquoted names, layout, comments, needless parentheses and the
     order of what AND and OR join make no difference; names of aliases do.
@@ -116,16 +117,26 @@ def one_spaced(text: str) -> str:
 
 @lru_cache(_KEPT)
 def canonical_sql(query: str) -> str | None:
-    """Return a query's canonical form, or None if sqlglot can't parse it as one SQL statement."""
+    """Return a query's canonical form, or None if sqlglot can't parse it as one SQL statement.
+
+    It is read as SQLite's, or else in sqlglot's own dialect, which has other databases' arrays.
+    """
+    return _canonical_form(query, "sqlite") or _canonical_form(query, None)
+
+
+def _canonical_form(query: str, dialect: str | None) -> str | None:
     import sqlglot
     from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
     from sqlglot.optimizer.simplify import simplify
 
     try:
-        statements = [statement for statement in sqlglot.parse(query) if statement is not None]
+        statements = [each for each in sqlglot.parse(query, read=dialect) if each is not None]
         if len(statements) != 1:
             return None
-        form: str = simplify(normalize_identifiers(statements[0])).sql(comments=False)
+        # Not the dialect's rule for letter case: SQLite also reads "X" as a text.
+        form: str = simplify(normalize_identifiers(statements[0])).sql(
+            dialect, comments=False, unsupported_level=sqlglot.ErrorLevel.RAISE
+        )
     except (sqlglot.errors.SqlglotError, RecursionError):  # a generated text can be anything
         return None
     return form
@@ -168,20 +179,25 @@ class Database:
         with _must_be_sqlite(path):
             # Immutable: nothing is locked, and nothing is written beside the file, whose folder may
             # be read-only.
-            connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
+            # Without a cache of statements, the authorizer sees each query.
+            connection = sqlite3.connect(
+                f"file:{quote(path)}?mode=ro&immutable=1", uri=True, cached_statements=0
+            )
             connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            _connect_virtual_tables(connection)
         connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        connection.set_authorizer(_authorizer)
         self._path, self._connection = path, connection
+        self._selects = False
+        connection.set_authorizer(self._authorizer)
 
     def check(self) -> None:
         """Read the whole file. Raises BadInput if it is damaged."""
         self._connection.set_authorizer(None)
         with _must_be_sqlite(self._path):
             (problem,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
-        self._connection.set_authorizer(_authorizer)
+        self._connection.set_authorizer(self._authorizer)
         if problem != "ok":
             found = f"{self._path} is damaged: {' '.join(problem.split())}"
             raise BadInput(f"workload.dataset.database must be a whole SQLite file, but {found}.")
@@ -192,6 +208,7 @@ class Database:
         Raises:
             QueryFailed: It is no query, does more than read, or takes too many steps or rows.
         """
+        self._selects = False
         looks = iter(range(_MOST_STEPS // _STEPS_BETWEEN_LOOKS))
         self._connection.set_progress_handler(
             lambda: next(looks, None) is None, _STEPS_BETWEEN_LOOKS
@@ -207,6 +224,17 @@ class Database:
                 raise QueryFailed(f"it takes more than {_MOST_STEPS:,} steps") from error
             raise QueryFailed(reason(error)) from error
 
+    def _authorizer(
+        self, action: int, name: str | None, function: str | None, *_: str | None
+    ) -> int:
+        """Forbid SQLite PRAGMA, ATTACH, changes and anything that runs other code."""
+        self._selects |= action == sqlite3.SQLITE_SELECT
+        allowed = action in _ALLOWED and (function or "").lower() != "load_extension"
+        # FTS5 runs this PRAGMA within a SELECT that reads its table. A query that is one itself
+        # has no SELECT before it.
+        by_fts5 = self._selects and (action, name) == (sqlite3.SQLITE_PRAGMA, "data_version")
+        return sqlite3.SQLITE_OK if allowed or by_fts5 else sqlite3.SQLITE_DENY
+
 
 @contextmanager
 def _must_be_sqlite(path: str) -> Iterator[None]:
@@ -217,16 +245,25 @@ def _must_be_sqlite(path: str) -> Iterator[None]:
         yield
 
 
-def _authorizer(action: int, _table: str | None, function: str | None, *_: str | None) -> int:
-    """Forbid SQLite PRAGMA, ATTACH, changes and anything that runs other code."""
-    allowed = action in _ALLOWED and (function or "").lower() != "load_extension"
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+def _connect_virtual_tables(connection: sqlite3.Connection) -> None:
+    """Connect the file's virtual tables and those of JSON, before the authorizer forbids it.
+
+    To connect one, SQLite prepares changes of the schema and of the tables below it, which a query
+    that reads it never runs. It stays connected.
+    """
+    virtual = connection.execute("SELECT name FROM sqlite_master WHERE type='table' AND rootpage=0")
+    for name in [*(name for (name,) in virtual), "json_each", "json_tree"]:
+        quoted = name.replace('"', '""')
+        with suppress(sqlite3.Error):  # SQLite lacks its module: queries that read it fail
+            connection.execute(f'SELECT 1 FROM "{quoted}" LIMIT 0')  # noqa: S608
 
 
 def _value(value: object) -> object:
     """Return a value in one form for all equal values: SQL's 1 equals 1.0."""
     if not isinstance(value, float):
         return value
+    if 10**_DIGITS <= abs(value) <= _MOST_EXACT:  # the digits would tell it from the whole number
+        return round(value)
     rounded = float(f"{value:.{_DIGITS}g}")
     return int(rounded) if rounded.is_integer() else rounded
 

@@ -27,6 +27,7 @@ from carbonopt.train.client import Speaker
 from carbonopt.train.data.packing import batches_of_rank
 from carbonopt.train.data.prompts import Prompts
 from carbonopt.train.data.tokens import saved_tokenizer
+from carbonopt.train.models.generation_check import GREEDY, ONE_EACH
 from carbonopt.train.optim.schedule import ScheduledTrainer
 from carbonopt.train.speed.decoding import GRAPHED, install_token_graph
 from carbonopt.train.tasks.task import Evaluation, TrialRun
@@ -127,6 +128,8 @@ def policy_trainer(task: "RLHF", run: TrialRun, model: Any, arguments: Any) -> A
         train_dataset=Dataset.from_dict({"prompt": texts}),
         processing_class=tokenizer,
     )
+    if not arguments.use_vllm:
+        trainer.generation_config.update(**ONE_EACH)  # stronger than the model's own
     trainer.keep_reference(start, workload.model.trust_remote_code)
     ranks.together()
     if workload.model.name_or_path is None and ranks.rank() == 0:
@@ -237,12 +240,11 @@ def _greedy(trainer: Any, texts: list[str], most: int) -> tuple[list[list[int]],
         ends = {tokenizer.eos_token_id}
         made = model.generate(
             **given,
-            do_sample=False,
-            num_beams=1,
             max_new_tokens=most,
+            tokenizer=tokenizer,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=list(ends),
-            use_cache=True,
+            **GREEDY,
             **trainer.graphed,
         )
     completions = []

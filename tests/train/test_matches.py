@@ -55,6 +55,13 @@ def test_exact(expected, generated, same):
         ("SELECT a FROM t", "SELECT b FROM t", False),
         ("SELECT a FROM t AS x", "SELECT a FROM t AS y", False),
         ("SELECT a FROM t", "SELECT a FROM t; SELECT a FROM t", False),
+        ("SELECT `a b` FROM [t]", 'select "a b"  from `t`', True),
+        ("SELECT a FROM t WHERE t MATCH 'x'", "select a from t where t match 'x'", True),
+        ("SELECT x'ff', 0x1F", "select X'ff', 31", True),
+        ("SELECT x'ff'", "SELECT 255", False),
+        ('SELECT a FROM t WHERE b = "X"', 'SELECT a FROM t WHERE b = "x"', False),
+        ("SELECT a FROM t WHERE b[1] = 2", "SELECT a FROM t WHERE b[ 1 ]=2", True),
+        ("SELECT a FROM t TABLESAMPLE (5 PERCENT)", "SELECT a FROM t", False),
         ("SELECT a FROM (", "SELECT a FROM (", False),
         ("SELECT a FROM t", "", False),
         ("SELECT a FROM t", "(" * 3000, False),
@@ -106,6 +113,13 @@ def test_a_canonical_form_keeps_what_a_query_means(database):
         ),
         ("SELECT SUM(c) FROM t", "SELECT SUM(d) FROM (SELECT c AS d FROM t ORDER BY a DESC)", True),
         ("SELECT 1", "SELECT 1.0", True),
+        ("SELECT 1700000000123", "SELECT 1700000000123.0", True),
+        ("SELECT 1700000000123", "SELECT 1700000000122.9998", True),
+        ("SELECT 1234567890123456", "SELECT 1234567890123456.0", True),
+        ("SELECT 1234567890123456", "SELECT 1234567890123457.0", False),
+        ("SELECT -1234567890123456.0", "SELECT -1234567890123457.0", False),
+        ("SELECT 12345678901234567890.0", "SELECT 12345678901234599999.0", True),
+        ("SELECT 9e999", "SELECT 9e999", True),
         ("SELECT 1", "SELECT '1'", False),
         ("SELECT 'x'", "SELECT x'78'", False),
         ("SELECT a FROM t WHERE a > 99", "", False),
@@ -169,6 +183,78 @@ def test_a_query_can_read_and_nothing_else(query, said, database, tmp_path):
     )
     assert Path(database).read_bytes() == before
     assert {path.name for path in tmp_path.iterdir()} == {Path(database).name}
+
+
+@pytest.fixture
+def virtual(tmp_path: Path) -> str:
+    """A database with tables of SQLite's modules, and one of a module that nobody has."""
+    path = tmp_path / "virtual.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript("""
+            CREATE TABLE j (x TEXT);
+            INSERT INTO j VALUES ('{"a": [1, 2]}');
+            CREATE VIRTUAL TABLE "five ""5" USING fts5(title, body);
+            CREATE VIRTUAL TABLE four USING fts4(title, body);
+            CREATE VIRTUAL TABLE boxes USING rtree(id, low, high);
+            INSERT INTO "five ""5" VALUES ('one', 'hello world'), ('two', 'bye world');
+            INSERT INTO four VALUES ('one', 'hello world'), ('two', 'bye world');
+            INSERT INTO boxes VALUES (1, 0, 1), (2, 5, 6);
+            PRAGMA writable_schema = 1;
+            INSERT INTO sqlite_master
+            VALUES ('table', 'other', 'other', 0, 'CREATE VIRTUAL TABLE other USING nobodys(a)');
+        """)
+    connection.close()
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("expected", "generated"),
+    [
+        ("SELECT 1 UNION SELECT 2", "SELECT value FROM j, json_each(j.x, '$.a')"),
+        ("SELECT 2", "SELECT COUNT(*) FROM j, json_tree(j.x) WHERE atom IS NOT NULL"),
+        ("SELECT 'one'", """SELECT title FROM "five ""5" WHERE body MATCH 'hello' ORDER BY rank"""),
+        ("SELECT 'bye [world]'", """SELECT highlight("five ""5", 1, '[', ']') FROM "five ""5"('two AND world')"""),
+        ("SELECT 'two'", "SELECT title FROM four WHERE four MATCH 'bye'"),
+        ("SELECT 2", "SELECT id FROM boxes WHERE low > 2"),
+    ],
+)  # fmt: skip
+def test_virtual_tables_are_read(expected, generated, virtual):
+    match = ExecutionMatch(virtual)
+    for _ in range(2):
+        assert match.matches(generated, expected) and match.matches(expected, generated)
+        match.database.check()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "INSERT INTO four(four) VALUES ('optimize')",
+        "SELECT optimize(four) FROM four",
+        'INSERT INTO "five ""5"("five ""5") VALUES (\'rebuild\')',
+        "DELETE FROM boxes",
+        "DROP TABLE four",
+        "CREATE VIRTUAL TABLE temp.more USING fts5(a)",
+        "PRAGMA data_version",
+        "PRAGMA main.data_version",
+        "EXPLAIN PRAGMA data_version",
+        "SELECT * FROM pragma_data_version",
+        "SELECT * FROM dbstat",
+        "SELECT * FROM other",
+    ],
+)
+def test_virtual_tables_are_only_read(query, virtual, tmp_path):
+    before = Path(virtual).read_bytes()
+    rows = Database(virtual)
+    reads = """SELECT title FROM "five ""5" WHERE body MATCH 'hello'"""
+    for _ in range(2):
+        assert rows.result(reads) == rows.result("SELECT 'one'")
+        with pytest.raises(QueryFailed):
+            rows.result(query)
+    assert rows.result("SELECT COUNT(*) FROM four WHERE four MATCH 'world'") == rows.result(
+        "SELECT 2"
+    )
+    assert Path(virtual).read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {Path(virtual).name}
 
 
 def test_a_damaged_database_is_refused(tmp_path):

@@ -230,7 +230,7 @@ def test_where_only_the_cut_fails_the_model_is_believed(tmp_path, monkeypatch):
     config = CONFIG_MAPPING["rwkv"](num_hidden_layers=1, hidden_size=8, vocab_size=256)
     parameters = parameter_count(CausalLM.model_kind, config, trust_remote_code=False)
     monkeypatch.setattr(model_check, "_LAYERS", 1)
-    monkeypatch.setattr(model_check, "_MOST_RUN", parameters)
+    monkeypatch.setattr(model_check, "MOST_RUN", parameters)
     preparing("sft", model, tmp_path)
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 
 _MODES = {1: "L", 3: "RGB"}  # Pillow's modes, by a model's number of channels
+# EfficientNet's option to divide by the deviation once more, as some of its models were trained.
+_SECOND_DIVISION = "include_top"
 _DEEP_MODES = ("I", "F")  # Pillow's modes of more than 8 bits a channel
 # Names of files that hold an image processor.
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -167,21 +169,30 @@ class ImageReader:
         for index, row in enumerate(rows):
             shown = _image(row, self._column, self._mode)
             self.transparent_images += shown.was_transparent
-            one = self._processed(shown.image, do_rescale=False, do_normalize=False)
+            one = self._unscaled(shown.image)
             if read is None:
                 read = np.empty((len(rows), *one.shape), np.uint8)
             if one.shape != read.shape[1:]:
                 height, width = read.shape[2:]
-                must = (
-                    "images must be of one size for a model without image_size, such as the"
-                    f" first's {width} x {height}"
-                )
+                rule, instead = self._one_size
                 raise BadInput(
-                    f"{must}, but {row.where} has one of {one.shape[2]} x {one.shape[1]}."
+                    f"{rule}, such as the first's {width} x {height}, but {row.where} has one of"
+                    f" {one.shape[2]} x {one.shape[1]}; {instead}."
                 )
             read[index] = one
         assert read is not None
         return read
+
+    @property
+    def _one_size(self) -> tuple[str, str]:
+        """Return the rule that images of several sizes break, and what to do."""
+        if not self._is_own:
+            rule = "images must be of one size for a model without image_size"
+            return rule, "give images of one size"
+        return (
+            "the model's image processor must make images of one size",
+            "set do_center_crop in its preprocessor_config.json, or a height and a width as size",
+        )
 
     def learn_scale(self, train: Pixels) -> None:
         """Set the image processor's mean and standard deviation to those of the training pixels.
@@ -203,7 +214,7 @@ class ImageReader:
             BadInput: if the processor does more than that with this row's image.
         """
         processor, image = self.processor, _image(row, self._column, self._mode).image
-        pixels = self._processed(image, do_rescale=False, do_normalize=False)
+        pixels = self._unscaled(image)
         factor = processor.rescale_factor if processor.do_rescale else 1.0
         mean, deviation = (
             (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
@@ -211,9 +222,10 @@ class ImageReader:
         mean, deviation = (
             np.broadcast_to(np.asarray(of, np.float64), len(pixels)) for of in (mean, deviation)
         )
-        scale, shift = (
-            (of[:, None, None]).astype(np.float32) for of in (factor / deviation, -mean / deviation)
-        )
+        by = factor / deviation, -mean / deviation
+        if getattr(processor, _SECOND_DIVISION, False):
+            by = by[0] / processor.image_std, by[1] / processor.image_std
+        scale, shift = ((of[:, None, None]).astype(np.float32) for of in by)
         if not np.allclose(pixels * scale + shift, self._processed(image), atol=1e-4):
             can = "resize, crop, rescale and normalise"
             raise BadInput(
@@ -221,6 +233,13 @@ class ImageReader:
                 " more."
             )
         return scale, shift
+
+    def _unscaled(self, image: Image.Image) -> npt.NDArray[Any]:
+        """Return the pixels of one image, resized and cropped, [channels, height, width]."""
+        names = ("do_rescale", "do_normalize", _SECOND_DIVISION)
+        return self._processed(
+            image, **{name: False for name in names if hasattr(self.processor, name)}
+        )
 
     def _processed(self, image: Image.Image, **steps: bool) -> npt.NDArray[Any]:
         """Return the processor's output for one image, [channels, height, width]."""

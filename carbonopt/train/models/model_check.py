@@ -35,9 +35,9 @@ _LEAK = 1e-4
 # small random models rounding changes them by at most 5e-5 of it (BERT), and the padding that
 # ConvBERT reads by 5e-4 to 3e-2.
 _PADDING_LEAK = 2e-4
-_MOST_RUN = 60_000_000  # parameters of a model that is run whole, 0.24 GB
+MOST_RUN = 60_000_000  # parameters of a model that is run whole, 0.24 GB
 _MOST_DRAWN = 1_000_000_000  # parameters of a model with few layers and a small vocabulary
-_UNMAKEABLE = (
+UNMAKEABLE = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError, ZeroDivisionError,
     AssertionError, RuntimeError,
 )  # fmt: skip
@@ -68,7 +68,7 @@ def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) ->
             f"attention_implementation: {model_type} can't have {attention} here: {{}}; use another"
             " one."
         )
-        with refused(sentence, *_UNMAKEABLE), torch.device("meta"):
+        with refused(sentence, *UNMAKEABLE), torch.device("meta"):
             models.random_model(kind, config, attention, trusted)
     if space["dropout"] is not None:
         models.with_dropout(config, 0.0)
@@ -91,9 +91,7 @@ def check_settings(task: TrainerTask, config: PreTrainedConfig, space: Space) ->
     if "muon" in values_of(space["optimizer"]):
         groups_of(empty, [], weight_decay=0.0)
     if lora_rank:
-        with refused(
-            f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *_UNMAKEABLE
-        ):
+        with refused(f"lora_rank: PEFT can't adapt {model_type}: {{}}; leave it out.", *UNMAKEABLE):
             models.with_lora(kind, empty, lora_rank, inputs_need_gradients=False)
 
 
@@ -240,7 +238,7 @@ def _check_loss(task: TrainerTask, config: PreTrainedConfig, folder: PreparedFol
     A large model runs with few layers. If that fails, the cut may be the reason: the error counts
     if the whole model, without numbers, fails in the same way.
     """
-    if _parameters(task, config) <= _MOST_RUN:
+    if _parameters(task, config) <= MOST_RUN:
         error = _error(task, config, folder, ranks.device())
     else:
         error = _error_of_few_layers(task, config, folder)
@@ -259,12 +257,12 @@ def _error_of_few_layers(
     """Return an error that both the model with few layers and the whole one have, or None."""
     try:
         for run in cut_down(task.model_kind, config, task.workload.model.trust_remote_code):
-            if _parameters(task, run) > _MOST_RUN:
+            if _parameters(task, run) > MOST_RUN:
                 return None
             if (error := _error(task, run, folder, ranks.device())) is not None:
                 of_whole = _error(task, config, folder, torch.device("meta"))
                 return error if repr(of_whole) == repr(error) else None
-    except (BadInput, *_UNMAKEABLE):  # the model can't have few layers
+    except (BadInput, *UNMAKEABLE):  # the model can't have few layers
         pass
     return None
 
@@ -290,7 +288,7 @@ def _error(
                     config, dtype=dtype, trust_remote_code=trusted
                 )
             task.example_loss(model, folder)
-    except _UNMAKEABLE as error:
+    except UNMAKEABLE as error:
         return None if ran_out_of_memory(str(error)) else error
     return None
 
@@ -312,7 +310,7 @@ def check_causality(kind: ModelKind, config: PreTrainedConfig, trust_remote_code
                     small, dtype=torch.float32, trust_remote_code=trust_remote_code
                 )
                 leaks = leaks or _looks_ahead(model)
-    except (BadInput, *_UNMAKEABLE):
+    except (BadInput, *UNMAKEABLE):
         pass
     if leaks:
         decides = getattr(config.get_text_config(), "is_decoder", None) is False
@@ -352,14 +350,14 @@ def padding_note(kind: ModelKind, config: PreTrainedConfig, trust_remote_code: b
         small = _with_layers(config, _LAYERS)
         if hasattr(small.get_text_config(), "vocab_size"):
             small = with_few_tokens(small)
-        if models.parameter_count(kind, small, trust_remote_code) <= _MOST_RUN:
+        if models.parameter_count(kind, small, trust_remote_code) <= MOST_RUN:
             with torch.random.fork_rng(), ranks.device():
                 torch.manual_seed(0)  # the answer is the same at each preparation
                 model = kind.auto().from_config(
                     small, dtype=torch.float32, trust_remote_code=trust_remote_code
                 )
                 reads = _reads_padding(model)
-    except (BadInput, *_UNMAKEABLE):
+    except (BadInput, *UNMAKEABLE):
         pass
     if not reads:
         return None

@@ -29,7 +29,7 @@ from carbonopt.train.tasks.trainer_task import TrainerTask
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, TrainingArguments
+    from transformers import GenerationConfig, PreTrainedModel, TrainingArguments
 
     from carbonopt.train.rewards import Rewards
 
@@ -169,14 +169,14 @@ class RLHF(TrainerTask):
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports
         from carbonopt.train.data import prompts, templates, tokens
-        from carbonopt.train.models import model, weights
+        from carbonopt.train.models import generation_check, model, weights
 
         if may_be_other_than(space["output_layer"], "standard"):
             raise BadInput(
                 "output_layer must be standard: TRL's trainers bring a fused one of their own."
             )
         workload, kind, length = self.workload, self.model_kind, self.workload.sequence_length
-        self._check_generation()
+        sampling = self._sampling()
         with as_bad_input("dataset"):
             split = prompts.read_prompts(workload.dataset)
         with as_bad_input("tokenizer"):
@@ -189,6 +189,12 @@ class RLHF(TrainerTask):
             config = model.model_config(kind, workload, tokenizer)
             self._check_positions(config, space)
             weights.check_weights(kind, workload.model, config)
+            sampling.update(**generation_check.ONE_EACH, pad_token_id=tokenizer.pad_token_id)
+            ways: list[dict[str, Any]] = [{**generation_check.GREEDY, "tokenizer": tokenizer}]
+            if not workload.training_arguments.get("use_vllm"):
+                ways.append({"generation_config": sampling})
+            for options in ways:
+                generation_check.check_generation(kind, workload.model, config, tokenizer, options)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         self.check_weights(REWARDS)
         for rewards in (self.rewards, self.gold_rewards):
@@ -209,8 +215,8 @@ class RLHF(TrainerTask):
             versions=imports.package_versions(),
         )
 
-    def _check_generation(self) -> None:
-        """Check the generation options now, since TRL passes them to transformers only later.
+    def _sampling(self) -> "GenerationConfig":
+        """Return the study file's options of generation, which TRL gives to transformers.
 
         TRL would notice a fault only when it generates.
 
@@ -225,7 +231,7 @@ class RLHF(TrainerTask):
         ):
             more = dict(given.get("generation_kwargs") or {})
             cache = {"cache_implementation": given.get("cache_implementation")}
-            GenerationConfig(**(cache | more), do_sample=True, disable_compile=True)
+            sampling = GenerationConfig(**(cache | more), do_sample=True, disable_compile=True)
         for key in (
             more.keys() - vars(GenerationConfig()).keys() | more.keys() & _MORE_THAN_ONE_EACH
         ):
@@ -236,6 +242,7 @@ class RLHF(TrainerTask):
                     " num_generations."
                 )
             raise BadInput(f"unknown key {where}; {hint(key, sorted(vars(GenerationConfig())))}")
+        return sampling
 
     def _check_positions(self, config: Any, space: Space) -> None:
         longest = max(

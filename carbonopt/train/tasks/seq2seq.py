@@ -129,7 +129,7 @@ class Seq2Seq(ExampleTask):
     def prepare(self, space: Space, folder: PreparedFolder, fingerprint: str) -> Prepared:
         from carbonopt.train import imports
         from carbonopt.train.data import source_target, tokens
-        from carbonopt.train.models import model, weights
+        from carbonopt.train.models import generation_check, model, weights
 
         workload, kind, dataset = self.workload, self.model_kind, self.workload.dataset
         if may_be_other_than(space["output_layer"], "standard"):
@@ -157,6 +157,9 @@ class Seq2Seq(ExampleTask):
             config = model.model_config(kind, workload, tokenizer)
             self._check_config(config, tokenizer, space)
             weights.check_weights(kind, workload.model, config)
+            if self.quality is not PERPLEXITY:
+                options = {**generation_check.GREEDY, "tokenizer": tokenizer}
+                generation_check.check_generation(kind, workload.model, config, tokenizer, options)
             parameters = model.parameter_count(kind, config, workload.model.trust_remote_code)
         notes = [
             *split.notes,

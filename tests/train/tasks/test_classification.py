@@ -24,8 +24,11 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    CLIPImageProcessorPil,
+    EfficientNetImageProcessorPil,
     PreTrainedTokenizerFast,
 )
+from transformers.image_processing_backends import PilBackend
 
 from carbonopt.core.errors import BadInput
 from carbonopt.core.evaluations import EvalPoint
@@ -34,9 +37,12 @@ from carbonopt.export.model_card import card_of
 from carbonopt.spec.prepared_folder import PreparedFolder
 from carbonopt.spec.space_settings import Space
 from carbonopt.spec.trial_spec import Prepared
+from carbonopt.spec.workload_settings import Model
 from carbonopt.study_file.reader import parse_study
 from carbonopt.train.data.examples import Rows, open_arrays
+from carbonopt.train.data.images import ImageReader
 from carbonopt.train.data.labelled_texts import TextExamples
+from carbonopt.train.data.rows import Row
 from carbonopt.train.tasks.task import task_for
 
 BERT = {
@@ -492,6 +498,42 @@ def test_images_are_what_the_saved_processor_makes_of_them(tmp_path):
         "pixel_values"
     ]
     assert batch["pixel_values"].numpy() == pytest.approx(np.stack(expected), abs=1e-5)
+
+
+@pytest.fixture
+def image_rows() -> list[Row]:
+    """Two images, of different shapes."""
+    images = (*pictures(1, (12, 12)), *pictures(1, (20, 13)))
+    return [Row({"image": np.asarray(image)}, f"row {n}") for n, image in enumerate(images)]
+
+
+def reader_with(processor: PilBackend, folder: Path) -> ImageReader:
+    """Return a reader for a model with this image processor."""
+    processor.save_pretrained(folder)
+    config = AutoConfig.for_model(**{**VIT, "num_channels": 3})
+    return ImageReader(Model(name_or_path=str(folder)), config, "image")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"include_top": False}, {"do_rescale": False}, {"do_normalize": False}]
+)
+def test_the_second_division_of_efficientnet(options, image_rows, tmp_path):
+    processor = EfficientNetImageProcessorPil(size={"height": 8, "width": 8}, **options)
+    reader = reader_with(processor, tmp_path)
+    scale, shift = reader.scale_and_shift(image_rows[0])
+    expected = processor(images=[row.values["image"] for row in image_rows])["pixel_values"]
+    assert reader.pixels(image_rows) * scale + shift == pytest.approx(
+        np.stack(expected), rel=1e-4, abs=1e-4
+    )
+
+
+def test_images_that_their_processor_leaves_in_several_sizes(image_rows, tmp_path):
+    """It is the processor's doing, whatever the model's image_size."""
+    reader = reader_with(
+        CLIPImageProcessorPil(size={"shortest_edge": 8}, do_center_crop=False), tmp_path
+    )
+    with pytest.raises(BadInput, match=r"8 x 8.* row 1 .*; set do_center_crop"):
+        reader.pixels(image_rows)
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -272,6 +272,49 @@ def test_a_static_cache_makes_the_same_completions(tmp_path, trial):
     assert min(kl) > 0 and others(static, "kl_nats") == pytest.approx(kl, rel=1e-4)
 
 
+def pretrained_with(folder: Path, **own: Any) -> dict[str, Any]:
+    """Return a model with random weights and settings of generation of its own."""
+    vocabulary = {letter: place for place, letter in enumerate(["?", "</s>", *" abcdefghior"])}
+    letters = Tokenizer(WordLevel(vocabulary, unk_token="?"))
+    letters.pre_tokenizer = Split("", "isolated")
+    special = {"unk_token": "?", "eos_token": "</s>", "pad_token": "?"}
+    PreTrainedTokenizerFast(tokenizer_object=letters, **special).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        **LLAMA, vocab_size=len(vocabulary), eos_token_id=1, pad_token_id=0
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**settings, **own}))
+    return {"model": {"name_or_path": str(folder)}, "tokenizer": None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_own_settings_of_generation_that_have_no_effect(algorithm, tmp_path, trial):
+    runs = []
+    for name, own in (
+        ("plain", {}),
+        ("own", {"return_dict_in_generate": True, "num_beams": 2, "num_return_sequences": 2}),
+    ):
+        (folder := tmp_path / name).mkdir()
+        model = pretrained_with(folder / "model", **own)
+        runs.append(trial(at=prepared_in(folder, **model, algorithm=algorithm), learning_rate=1e-3))
+    plain, same = runs
+    assert same.values == plain.values
+    assert others(same, "generated_tokens") == others(plain, "generated_tokens")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stop_strings", ["a"]), ("prompt_lookup_num_tokens", 2), ("dola_layers", "low")],
+)
+def test_own_settings_with_which_no_trial_could_generate_are_refused(name, value, tmp_path):
+    model = pretrained_with(tmp_path / "model", **{name: value})
+    with pytest.raises(BadInput, match=f"take {name} out"):
+        prepared_in(tmp_path, **model)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

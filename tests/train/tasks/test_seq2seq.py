@@ -367,6 +367,31 @@ def test_a_trained_model_is_tuned_by_adapters(reference, trial, workload, data):
     assert last.value < first.value
 
 
+def with_settings(source: Path, folder: Path, **own: object) -> dict:
+    """Return a copy of the model with settings of generation of its own."""
+    shutil.copytree(source, folder)
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**settings, **own}))
+    return {"model": {"name_or_path": str(folder)}, "tokenizer": None}
+
+
+@pytest.mark.slow
+def test_own_settings_of_generation_that_have_no_effect(reference, trial, workload, tmp_path):
+    own = {
+        "return_dict_in_generate": True, "num_beams": 3, "num_return_sequences": 3, "prompt_lookup_num_tokens": 2,
+        "stop_strings": ["no such text"],
+    }  # fmt: skip
+    copies = [
+        with_settings(reference.folder / "model", tmp_path / name, **settings)
+        for name, settings in (("plain", {}), ("own", own))
+    ]
+    plain, same = (
+        trial(workload(**model, evaluations=1), learning_rate=1e-12, epochs=0.5) for model in copies
+    )
+    assert same.values == plain.values == [reference.values[-1]]
+    assert predictions(same) == predictions(plain)
+
+
 @pytest.mark.slow
 def test_another_family_of_models_with_characters(trial, workload):
     """Bart has defaults of its own tokenizer: where decoding starts and what ends it."""
@@ -434,6 +459,32 @@ def refusal(workload: dict, folder: Path, **space) -> str:
 )  # fmt: skip
 def test_what_would_make_every_trial_fail_is_refused(changes, space, said, workload, tmp_path):
     assert said in refusal(workload(**changes), tmp_path / "p", **space)
+
+
+@pytest.fixture(scope="module")
+def pretrained(workload, tmp_path_factory) -> Path:
+    """A model with random weights and its tokenizer."""
+    folder = PreparedFolder(tmp_path_factory.mktemp("prepared"))
+    settings(workload()).prepare(Space.model_validate(SPACE), folder, "f")
+    target = tmp_path_factory.mktemp("pretrained")
+    config = AutoConfig.from_pretrained(folder.model_config)
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(target)
+    AutoTokenizer.from_pretrained(folder.tokenizer).save_pretrained(target)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("guidance_scale", 2.0), ("force_words_ids", [[3]]), ("cache_implementation", "quantized")],
+)
+def test_own_settings_with_which_no_trial_could_generate_are_refused(
+    name, value, pretrained, workload, tmp_path
+):
+    model = with_settings(pretrained, tmp_path / "m", **{name: value})
+    assert f"take {name} out" in refusal(workload(**model), tmp_path / "p")
+    (tmp_path / "q").mkdir()
+    by_loss = settings(workload(None, **model))  # generates nothing
+    by_loss.prepare(Space.model_validate(SPACE), PreparedFolder(tmp_path / "q"), "f")
 
 
 @pytest.mark.parametrize(
