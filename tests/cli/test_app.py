@@ -459,6 +459,21 @@ def test_a_folder_with_other_files_is_refused(
     assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
 
 
+def test_a_worker_leaves_nothing_in_a_folder_with_other_files(
+    replay_study: dict, write_study, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("x")
+    study = write_study(replay_study)
+    assert "holds other files" in refusal("run", study, "--out", folder, "--worker")
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_the_root_folder_is_refused_as_others_are(replay_study: dict, write_study) -> None:
+    assert "/ holds other files" in refusal("run", write_study(replay_study), "--out", "/")
+
+
 @pytest.mark.parametrize("inside", ["study", "deep/study"])
 def test_a_file_on_the_way_to_a_folder_is_named(
     inside: str, replay_study: dict, write_study, tmp_path: Path
