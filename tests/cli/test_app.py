@@ -449,6 +449,15 @@ def test_a_folder_of_another_study_is_refused(finished: Path, write_study) -> No
     assert within("export", finished).stdout == before
 
 
+def test_a_study_of_a_moved_project_is_told_to_move_it_back(finished: Path, write_study) -> None:
+    study = yaml.safe_load((finished.parent / "study.yaml").read_text())
+    moved = shutil.copy(study["launch"]["table"], finished.parent)
+    study["launch"]["table"] = str(moved)
+    sentence = refusal("run", write_study(study, "moved.yaml"), "--out", finished)
+    assert "launch.table" in sentence and str(moved) in sentence
+    assert "move it back" in sentence
+
+
 def test_a_folder_with_other_files_is_refused(
     replay_study: dict, write_study, tmp_path: Path
 ) -> None:
