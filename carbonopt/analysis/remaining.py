@@ -1,11 +1,42 @@
-"""The remaining time of a study, estimated from its trials so far."""
+"""What a study's budget leaves, and the remaining time, estimated from its trials so far."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 from statistics import fmean
+from typing import NamedTuple
 
 from carbonopt.core.trial import TrialRecord
+from carbonopt.spec.search_settings import Budget
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.study_data import StudyData
+
+
+class Limit(NamedTuple):
+    """One limit of a budget, the number of trials aside, and what of it is used."""
+
+    unit: str  # hours, kWh or kg CO2e
+    limit: float
+    used: float
+
+
+def limits(
+    budget: Budget, used_hours: float, used_kwh: float, used_kg_co2e: float
+) -> tuple[Limit, ...]:
+    """Return the limits that a budget has, the number of trials aside."""
+    each = (
+        ("hours", budget.hours, used_hours),
+        ("kWh", budget.energy_kwh, used_kwh),
+        ("kg CO2e", budget.emissions_kg_co2e, used_kg_co2e),
+    )
+    return tuple(Limit(unit, limit, used) for unit, limit, used in each if limit is not None)
+
+
+def used_up(limits: Iterable[Limit]) -> str | None:
+    """Return which limit is used up, in words; None: none is."""
+    for unit, limit, used in limits:
+        if used >= limit:
+            return f"the budget of {limit:g} {unit} is used up"
+    return None
 
 
 def remaining_time(

@@ -28,6 +28,7 @@ def read_study_folder(
     paths = StudyPaths(study_dir)
     try:
         if url is None and not paths.storage.exists() and not paths.storage_pointer.exists():
+            paths.check_not_lost()
             advice = "give the folder that `carbonopt run` wrote, such as runs/NAME"
             raise BadInput(f"{study_dir} holds no study; {advice}.")
         stored = read_study(paths, url)
@@ -48,6 +49,7 @@ def pipeline_in(folder: Path, storage: str | None) -> "PipelinePaths | None":
     paths = PipelinePaths(folder)
     try:
         if not paths.ledger.exists():
+            paths.check_not_lost()
             return None
     except OSError as error:
         raise BadInput(

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from carbonopt.analysis.confirmation import confirmation_progress
 from carbonopt.analysis.recommend import Recommendation, recommend
+from carbonopt.analysis.remaining import Limit, limits, used_up
 from carbonopt.core.dimensions import TrialParams, label
 from carbonopt.core.errors import printable
 from carbonopt.core.evaluations import EvalPoint
@@ -37,7 +38,7 @@ from carbonopt.core.units import human_duration
 from carbonopt.report.document import Table
 from carbonopt.report.study_text import unfinished_texts
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.spec.study_data import PlannedStart, StudyData
+from carbonopt.spec.study_data import PlannedStart, StudyData, wall_clock_s
 from carbonopt.spec.trial_spec import TrialSpec
 
 _WIDEST = 10_000  # columns of a terminal that any table fits into
@@ -255,11 +256,6 @@ def settings_text(params: TrialParams, free: Collection[str], *, searched: bool)
 
 def not_ended(data: StudyData, recommendation: Recommendation, running: bool) -> str:
     """Say what an unfinished study still has to do, and what its answer lacks until then."""
-    budget, done, confirms = (
-        data.config.budget.trials,
-        _searched(data),
-        data.config.confirm is not None,
-    )
     why = (
         "it still runs"
         if running
@@ -268,25 +264,52 @@ def not_ended(data: StudyData, recommendation: Recommendation, running: bool) ->
     parts = [f"The study has not ended: {why}."]
     if (start := data.planned_start) is not None and running:
         parts.append(f"Its next trial is planned for {start.local_time}.")
-    if budget is None or done < budget:
-        left = (
-            "trials"
-            if budget is None
-            else f"at most {budget - done} of {count_text(budget, 'trial')}"
-        )
-        parts.append(f"Left: {left}{', then the repeats with other seeds' if confirms else ''}.")
-    elif (
-        confirms
-        and (due := confirmation_progress(data, lambda seed, params: True).next) is not None
-    ):
-        parts.append(f"Left: repeats with other seeds, the next of trial {due.trial}.")
-    if recommendation.met:
+    budget_limits = _limits(data)
+    reached = used_up(budget_limits)
+    if reached is not None:
+        parts.append(f"Left: nothing, as {reached}.")
+    elif left := _left_to_run(data):
+        left_texts = [_left_text(limit) for limit in budget_limits]
+        within = f", in at most {' and '.join(left_texts)}" if left_texts else ""
+        parts.append(f"Left: {left}{within}.")
+    if recommendation.met and (running or reached is None):
         sure = recommendation.confidence
-        unconfirmed = confirms and (sure is None or not sure.confirmed)
+        unconfirmed = data.config.confirm is not None and (sure is None or not sure.confirmed)
         parts.append(
             f"Until then the recommendation {'is not confirmed' if unconfirmed else 'may change'}."
         )
     return " ".join(parts)
+
+
+def _limits(data: StudyData) -> tuple[Limit, ...]:
+    spent_kwh = data.spent_kwh()
+    used_hours = wall_clock_s(data.sessions) / 3600
+    return limits(data.config.budget, used_hours, spent_kwh, data.emissions_kg_co2e(spent_kwh))
+
+
+def _left_text(limit: Limit) -> str:
+    left = limit.limit - limit.used
+    texts = {
+        "hours": human_duration(3600 * left),
+        "kWh": energy_text(left),
+        "kg CO2e": emissions_text(left),
+    }
+    return f"{texts[limit.unit]} of {limit.limit:g} {limit.unit}"
+
+
+def _left_to_run(data: StudyData) -> str:
+    """Say which trials and repeats a study may still run, its limits of time and energy aside."""
+    budget, done = data.config.budget, _searched(data)
+    confirms = data.config.confirm is not None
+    if budget.trials is None or done < budget.trials:
+        left = "trials"
+        if budget.trials is not None:
+            left = f"at most {budget.trials - done} of {count_text(budget.trials, 'trial')}"
+        elif budget.until is not None:
+            left = "trials until another one does not pay"
+        return f"{left}, then the repeats with other seeds" if confirms else left
+    due = confirmation_progress(data, lambda seed, params: True).next if confirms else None
+    return "" if due is None else f"repeats with other seeds, the next of trial {due.trial}"
 
 
 def _searched(data: StudyData) -> int:

@@ -57,6 +57,7 @@ def _look(folder: Path, url: str | None) -> "Callable[[], Sight]":
 
     paths = StudyPaths(folder)
     if not has_storage(paths, url):
+        paths.check_not_lost()
         raise BadInput(f"{folder} holds no study; {_nearest(folder)}.")
     study = WatchedStudy(paths, url)
 

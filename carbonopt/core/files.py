@@ -226,7 +226,8 @@ def existing_parent(path: Path, what: str) -> Path:
     Raises:
         BadInput: if something that is no folder is on the way.
     """
-    nearest = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    above = path.absolute().parents or [path]  # / has none
+    nearest = next(parent for parent in above if os.path.lexists(parent))
     if not nearest.is_dir():
         raise BadInput(f"{what} {path}: {nearest} has to be a folder, but is {kind_of(nearest)}.")
     return nearest

@@ -18,6 +18,26 @@ _OF_OTHERS = re.compile(
     r"^(\S*\.)?(DistBackendError|DistNetworkError|BrokenPipeError|ConnectionResetError)\b"
     r"|Connection (closed|reset) by peer"
 )
+# Lines that launchers and build tools print after the error of what they have run.
+_BY_LAUNCHERS = (
+    r"g?make(\[\d+\])?: (\*\*\* \[.*\] Error \d+|Leaving directory)"
+    r"|error: Recipe .* failed .*exit code \d+$"  # just
+    r"|srun: (error: .*: Exited with exit code \d+|Terminating )"
+    r"|[EWI]\d{4} \S+ \d+ torch/distributed/elastic/"
+)
+# Lines on how to learn more, and omegaconf's on where a key is.
+_ADVICE = (
+    r"Pass --helpshort or --helpfull"  # absl
+    r"|Set the environment variable HYDRA_FULL_ERROR=1"
+    r"|(full_key: |object_type=|reference_type=)"
+    r"|note: run with `RUST_BACKTRACE="
+    r"|For full helptext"  # tyro
+    r"|(Try|Run) .*--help\b"  # click, typer
+)
+_BORDER = r"[╭╰┌└┏┗]"
+_SAYS_NO_REASON = re.compile(rf"^({_BY_LAUNCHERS}|{_ADVICE}|{_BORDER})")
+_IN_BOX = re.compile(r"^\s*[│┃](.*)[│┃]$")  # a line in a box, as typer and tyro print errors
+_REFUSAL = re.compile(r"\berror: ", re.IGNORECASE)
 _LONGEST_LINE = 500  # largest number of characters shown of a line
 
 # Printed by carbonopt itself in a trial that other work slows; never the reason why it failed.
@@ -28,15 +48,39 @@ def last_error(said: str) -> str:
     """Return the line that says why processes failed, from what they printed.
 
     It is the line of the last exception that is not the consequence of another process's failure,
-    or else the last line.
+    or else the last line that may be a reason.
     """
     lines = [line for line in _plain(said) if SLEEPS_SOONER not in line]
     raised = list(_raised(lines))
     causes = [
         line for line in raised if not (_OF_LAUNCHERS.search(line) or _OF_OTHERS.search(line))
     ]
-    last = (causes or raised)[-1:] or [line.strip() for line in lines if line.strip()][-1:]
-    return last[0][:_LONGEST_LINE] if last else ""
+    last = (causes or _refusal_before(lines) or raised or _reasons(lines) or lines)[-1:]
+    return last[0].strip()[:_LONGEST_LINE] if last else ""
+
+
+def _refusal_before(lines: list[str]) -> list[str]:
+    """Return the error that a process printed just before its launcher raised one, if any."""
+    begin = next((at for at, line in enumerate(lines) if line.endswith(_TRACEBACK)), 0)
+    return [line for line in _reasons(lines[:begin])[-1:] if _REFUSAL.search(line)]
+
+
+def _reasons(lines: list[str]) -> list[str]:
+    """Return the lines that may be a reason: without rules and advice, and a box as one line."""
+    reasons: list[str] = []
+    goes_on = False
+    for line in lines:
+        boxed = _IN_BOX.match(line)
+        text = line.strip() if boxed is None else boxed[1].strip()
+        goes_on = goes_on and boxed is not None
+        if not any(map(str.isalnum, text)) or _SAYS_NO_REASON.search(text):
+            continue
+        if goes_on:
+            reasons[-1] += f" {text}"
+        else:
+            reasons.append(text)
+        goes_on = boxed is not None
+    return reasons
 
 
 def failed_because_of_others(said: str) -> bool:

@@ -16,6 +16,7 @@ from carbonopt.engines.process.extensions import extensions_folder, needed_opera
 from carbonopt.spec.launch_settings import Launch
 from carbonopt.spec.study_config import StudyConfig
 from carbonopt.spec.workload_settings import Workload
+from carbonopt.storage.paths import is_study
 
 __all__ = ["before_run", "examine"]
 
@@ -112,7 +113,7 @@ def _of_both(
     return {
         "CPU load": host_checks.cpu_load,
         "GPUs given": lambda: gpu_checks.hidden(seen, launch.gpus),
-        "other processes": lambda: gpu_checks.others(seen, launch.gpus),
+        "other processes": lambda: gpu_checks.others(seen, launch.gpus, begun=is_study(folder)),
         "nvidia-smi": lambda: gpu_checks.nvidia_smi(machine, ours),
         "CodeCarbon settings": service_checks.codecarbon_config,
         "CUDA architectures": lambda: compiler_checks.arch_list(
@@ -126,11 +127,9 @@ def _of_both(
 
 
 def _disk(folder: Path) -> dict[str, Find]:
-    return {
-        "disk for runs": lambda: host_checks.disk(
-            folder, "carbonopt run STUDY.yaml --out /another/disk/NAME"
-        )
-    }
+    # in another folder a begun study would begin anew
+    elsewhere = None if is_study(folder) else "carbonopt run STUDY.yaml --out /another/disk/NAME"
+    return {"disk for runs": lambda: host_checks.disk(folder, elsewhere)}
 
 
 def _checks(finds: dict[str, Find]) -> Iterator[Finding]:

@@ -92,8 +92,12 @@ def nvidia_smi(machine: Machine, gpus: Sequence[GpuNow]) -> Finding | None:
     return ok(path)
 
 
-def others(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
-    """Check for other work on the wanted GPUs, whose energy would be counted as the study's."""
+def others(gpus: Sequence[GpuNow], wanted: Sequence[int], *, begun: bool = False) -> Finding | None:
+    """Check for other work on the wanted GPUs, whose energy would be counted as the study's.
+
+    Args:
+        begun: whether the study has begun, so that it keeps its GPUs.
+    """
     if not wanted:
         return None
     busy = {gpu.index: work for gpu in gpus if (work := _work(gpu))}
@@ -103,7 +107,7 @@ def others(gpus: Sequence[GpuNow], wanted: Sequence[int]) -> Finding | None:
     free = [gpu.index for gpu in gpus if gpu.index not in busy][: len(wanted)]
     advice = (
         _launch(free)
-        if free
+        if free and not begun
         else "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv"
     )
     return warning(f"{here}; the energy that others use would be counted as the study's", advice)

@@ -114,15 +114,21 @@ def _cgroup_left_bytes(
     return left
 
 
-def disk(folder: Path, advice: str) -> Finding:
-    """Check that a folder, or the nearest one above it, can be written to and has free space."""
+def disk(folder: Path, elsewhere: str | None) -> Finding:
+    """Check that a folder, or the nearest one above it, can be written to and has free space.
+
+    Args:
+        elsewhere: what to type to use another folder; None: this one can't be exchanged.
+    """
     there = next(
         place
         for place in (folder.absolute(), *folder.absolute().parents)
         if os.path.exists(place)  # noqa: PTH110
     )
     if not os.access(there, os.W_OK):
-        return failure(f"{there} can't be written to", advice)
+        ask = f"ask its owner: ls -ld {there}"
+        return failure(f"{there} can't be written to", elsewhere or ask)
+    advice = elsewhere or f"make room: df -h {there}"
     free_gib = shutil.disk_usage(there).free / BYTES_PER_GIB
     text = f"{free_gib:.1f} GiB free for {folder}"
     if free_gib < _NO_DISK_GIB:

@@ -56,8 +56,8 @@ def own_folder(paths: Paths) -> Iterator[HeldFolder]:
     `keep`, the error is raised again as a CarbonoptError that says what is kept.
 
     Raises:
-        BadInput: if the folder can't be made or locked, holds other files, or another command works
-            in it.
+        BadInput: if the folder can't be made or locked, holds other files or the rest of a study
+            that lost its storage, or another command works in it.
     """
     with ExitStack() as held:
         try:
@@ -84,11 +84,12 @@ def _made(paths: Paths) -> HeldFolder:
     existing_parent(root, "the folder")
     if not root.is_dir() and (kind := kind_of(root)) is not None:
         raise BadInput(f"{root} is {kind}; give a folder.")
+    what = "study" if isinstance(paths, StudyPaths) else "pipeline"
+    paths.check_not_lost()
+    if root.is_dir() and (strange := paths.foreign_files()):
+        raise BadInput(f"{root} holds other files ({strange[0]}) and no {what}; give a new folder.")
     missing = [folder for folder in (own, *own.absolute().parents) if not folder.exists()]
     own.mkdir(parents=True, exist_ok=True)
-    if strange := paths.foreign_files():
-        what = "study" if isinstance(paths, StudyPaths) else "pipeline"
-        raise BadInput(f"{root} holds other files ({strange[0]}) and no {what}; give a new folder.")
     paths.check_kinds()
     return HeldFolder(paths, missing)
 

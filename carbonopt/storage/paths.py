@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from carbonopt.core.errors import BadInput
-from carbonopt.core.files import check_regular, kind_of
+from carbonopt.core.files import REPORT_JSON, check_regular, kind_of
 from carbonopt.spec.pipeline_file import LEDGER, REPORT
 
 DEEPSPEED_SETTINGS = "ds_config.json"  # file in a trial's folder
@@ -155,6 +155,22 @@ class StudyPaths:
         )
         return name in {path.name for path in (*own, *shared)}
 
+    def check_not_lost(self) -> None:
+        """Raise BadInput where a study has left files, but nothing says where its storage is.
+
+        The lock tells them from a user's own files of those names.
+        """
+        if self.storage.exists() or self.storage_pointer.exists():
+            return
+        marks = (self.trials, self.probes, self.report / REPORT_JSON)
+        left = [path for path in marks if path.exists()]
+        if left and (self.root / self.lock.name).exists():
+            raise BadInput(
+                f"{self.root} holds {left[0].relative_to(self.root)} of a study, but its storage"
+                f" {self.storage.name} (or {self.storage_pointer.name}, which names one elsewhere)"
+                " is missing; restore it from a copy, or give another folder."
+            )
+
     def foreign_files(self) -> list[str]:
         """List the names in the folder that belong to no study; none once it has a study."""
         if self.storage.exists() or self.storage_pointer.exists():
@@ -182,6 +198,16 @@ class PipelinePaths:
     def is_own(self, path: Path) -> bool:
         """Return whether commands make a file of this name before the pipeline's first study."""
         return path.name == self.lock.name or path.suffix == ".part"
+
+    def check_not_lost(self) -> None:
+        """Raise BadInput where studies of a pipeline are left, but not the list of them."""
+        if self.ledger.exists() or not self.lock.exists() or is_study(self.root):
+            return
+        if studies := sorted(path.name for path in self.root.iterdir() if is_study(path)):
+            raise BadInput(
+                f"{self.root} holds {studies[0]} of a pipeline, but its list of studies"
+                f" {self.ledger.name} is missing; restore it from a copy, or give another folder."
+            )
 
     def foreign_files(self) -> list[str]:
         """List the names in the folder that belong to no pipeline; none once it has a pipeline."""

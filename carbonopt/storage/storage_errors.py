@@ -62,6 +62,8 @@ def written(whose: Path) -> Iterator[None]:
         )
         if getattr(said, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
             why = f"no space left for the storage of {whose}; make room and"
+        if getattr(said, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_DBMOVED:
+            why = f"the storage of {whose} was moved or removed; put it back and"
         raise CarbonoptError(f"{why} type the same command again.") from error
 
 

@@ -10,7 +10,8 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.storages._rdb import models
@@ -241,11 +242,16 @@ class StudyStorage:
         stored, given = before.identity(), config.identity()
         if joins:
             stored, given = ({**identity, "launch": None} for identity in (stored, given))
-        if difference := _first_difference(stored, given):
+        if (difference := _first_difference(stored, given)) is not None:
             advice = "Give another folder (or another name), or restore the study file"
+            if difference.is_of_place:
+                advice += (
+                    " (if it was moved, move it back with its files: its relative paths, and by"
+                    " default workload.folder, begin at its own folder)"
+                )
             raise BadInput(
-                f"{where} holds another study: {difference}. {advice}; only {config.may_change} may"
-                " change."
+                f"{where} holds another study: {difference}. {advice}; only"
+                f" {config.may_change} may change."
             )
         theirs, own = before.launch.world_size, config.launch.world_size
         if joins and theirs != own:
@@ -569,19 +575,42 @@ def violation(record: TrialRecord, target: Target) -> float:
     return min(shortfall, WORST_VIOLATION)
 
 
-def _first_difference(stored: Any, given: Any, path: str = "") -> str | None:
+class _Difference(NamedTuple):
+    """A setting that two study files have otherwise."""
+
+    key: str
+    stored: Any
+    given: Any
+
+    @property
+    def is_of_place(self) -> bool:
+        """Whether the values are paths, so that they may differ because files were moved."""
+        lists = [
+            value if isinstance(value, list) else [value] for value in (self.stored, self.given)
+        ]
+        paths = [path for values in lists for path in values]
+        return all(isinstance(path, str) and Path(path).is_absolute() for path in paths)
+
+    def __str__(self) -> str:
+        key, stored, given = self
+        if isinstance(stored, str) and isinstance(given, str) and "\n" in stored + given:
+            both = zip_longest(given.split("\n"), stored.split("\n"))
+            place, (now, before) = next(
+                (n, two) for n, two in enumerate(both, 1) if two[0] != two[1]
+            )
+            key, given, stored = f"line {place} of {key}", now, before
+        return f"{key} is {given!r} now, but {stored!r} in the study that is there"
+
+
+def _first_difference(stored: Any, given: Any, key: str = "") -> _Difference | None:
     if isinstance(stored, dict) and isinstance(given, dict):
-        keys = sorted(stored.keys() | given.keys())
+        names = sorted(stored.keys() | given.keys())
         differences = (
-            _first_difference(stored.get(k), given.get(k), f"{path}.{k}" if path else k)
-            for k in keys
+            _first_difference(stored.get(name), given.get(name), f"{key}.{name}" if key else name)
+            for name in names
         )
         return next(filter(None, differences), None)
     # As texts, in which 0 and false differ, and 1 and 1.0: a trial's command has one or the other.
     if json.dumps(stored, sort_keys=True) == json.dumps(given, sort_keys=True):
         return None
-    if isinstance(stored, str) and isinstance(given, str) and "\n" in stored + given:
-        both = zip_longest(given.split("\n"), stored.split("\n"))
-        place, (now, before) = next((n, two) for n, two in enumerate(both, 1) if two[0] != two[1])
-        path, given, stored = f"line {place} of {path}", now, before
-    return f"{path} is {given!r} now, but {stored!r} in the study that is there"
+    return _Difference(key, stored, given)

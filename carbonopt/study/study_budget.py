@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from carbonopt.analysis.remaining import remaining_time
+from carbonopt.analysis.remaining import limits, remaining_time, used_up
 from carbonopt.core.format import count_text
 from carbonopt.core.trial import StopReason
 from carbonopt.spec.study_data import StudyData
@@ -55,15 +55,8 @@ def limit_reached(checked: CheckedStudy, used_hours: float, energy_kwh: float) -
         used_hours: The hours in which it has worked.
         energy_kwh: The energy that it has used, without PUE.
     """
-    budget = checked.config.budget
-    for unit, limit, used in (
-        ("hours", budget.hours, used_hours),
-        ("kWh", budget.energy_kwh, energy_kwh),
-        ("kg CO2e", budget.emissions_kg_co2e, checked.emissions_kg_co2e(energy_kwh)),
-    ):
-        if limit is not None and used >= limit:
-            return f"the budget of {limit:g} {unit} is used up"
-    return None
+    emissions_kg_co2e = checked.emissions_kg_co2e(energy_kwh)
+    return used_up(limits(checked.config.budget, used_hours, energy_kwh, emissions_kg_co2e))
 
 
 class StudyBudget:

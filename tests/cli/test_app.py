@@ -449,6 +449,15 @@ def test_a_folder_of_another_study_is_refused(finished: Path, write_study) -> No
     assert within("export", finished).stdout == before
 
 
+def test_a_study_of_a_moved_project_is_told_to_move_it_back(finished: Path, write_study) -> None:
+    study = yaml.safe_load((finished.parent / "study.yaml").read_text())
+    moved = shutil.copy(study["launch"]["table"], finished.parent)
+    study["launch"]["table"] = str(moved)
+    sentence = refusal("run", write_study(study, "moved.yaml"), "--out", finished)
+    assert "launch.table" in sentence and str(moved) in sentence
+    assert "move it back" in sentence
+
+
 def test_a_folder_with_other_files_is_refused(
     replay_study: dict, write_study, tmp_path: Path
 ) -> None:
@@ -457,6 +466,21 @@ def test_a_folder_with_other_files_is_refused(
     (folder / "thesis.tex").write_text("x")
     assert "holds other files" in refusal("run", write_study(replay_study), "--out", folder)
     assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_a_worker_leaves_nothing_in_a_folder_with_other_files(
+    replay_study: dict, write_study, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("x")
+    study = write_study(replay_study)
+    assert "holds other files" in refusal("run", study, "--out", folder, "--worker")
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_the_root_folder_is_refused_as_others_are(replay_study: dict, write_study) -> None:
+    assert "/ holds other files" in refusal("run", write_study(replay_study), "--out", "/")
 
 
 @pytest.mark.parametrize("inside", ["study", "deep/study"])

@@ -287,6 +287,8 @@ def test_a_gpu_in_use_by_processes_that_cannot_be_seen() -> None:
     assert "GPU 0: 9.5 GiB used" in in_use.found
     assert advised(gpu_checks.others(gpus(9.5, 0.01, None), [1, 2])) == ("ok", None)
     assert gpu_checks.others(gpus(9.5), [0]).advice.startswith("nvidia-smi ")
+    begun = gpu_checks.others(gpus(9.5, 0.01), [0], begun=True)
+    assert begun.advice.startswith("nvidia-smi ")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,26 @@ def test_space_that_is_left(
     assert host_checks.shared_memory(tmp_path).status == shm
 
 
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("lacks", ["space", "access"])
+def test_a_begun_study_is_not_sent_to_another_folder(
+    lacks: str, begun: bool, monkeypatch, tmp_path: Path, replay_study: dict, write_study
+) -> None:
+    if lacks == "access":
+        monkeypatch.setattr(host_checks.os, "access", lambda *_: False)
+    else:
+        usage = SimpleNamespace(free=0)
+        monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: usage)
+    if begun:
+        for name in ("study.db", ".lock"):
+            (tmp_path / name).touch()
+    (finding,) = before_run(load_study(write_study(replay_study)), tmp_path)
+    assert finding.status == Status.FAILURE
+    assert finding.advice is not None
+    assert ("--out" in finding.advice) is not begun
+    assert (str(tmp_path) in finding.advice) is begun
+
+
 def test_other_work_on_the_cpu_is_told_before_a_study(
     monkeypatch, tmp_path: Path, tiny_study, write_study
 ) -> None:

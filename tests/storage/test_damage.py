@@ -184,6 +184,21 @@ def test_a_file_cut_short_is_named_not_an_option_nobody_gave(
     assert "sqlite:" not in sentence
 
 
+@pytest.mark.parametrize("command", ["report", "recommend", "export", "run"])
+def test_a_study_without_its_storage_is_told_so(command: str, folder: Path, whole: Path) -> None:
+    (folder / "study.db").unlink()
+    given = [whole.parent / "study.yaml", "--out", folder] if command == "run" else [folder]
+    sentence = refusal(command, *given)
+    assert "report.json of a study" in sentence and "study.db" in sentence
+    assert not (folder / "study.db").exists()
+
+
+def test_a_pipeline_without_its_list_of_studies_is_told_so(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    sentence = refusal("recommend", tmp_path)
+    assert f"{folder.name} of a pipeline" in sentence and "pipeline.json" in sentence
+
+
 PARTS = ("study_directions", "trials", "study_user_attributes")
 
 

@@ -56,6 +56,16 @@ def kept_trials(folder: Path) -> int:
     return len(within("export", folder).stdout.splitlines())
 
 
+@pytest.mark.slow
+def test_a_storage_that_is_removed_during_a_trial_is_said_to_be_gone(
+    sabotaged: Callable[[str], subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = sabotaged("(folder / 'study.db').unlink()")
+    assert done.returncode == 1
+    assert f"{tmp_path / 'out'} was moved or removed" in done.stderr
+    assert "readonly" not in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("act", "names"),
     [

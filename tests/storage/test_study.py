@@ -347,13 +347,31 @@ def test_a_damaged_probe_is_named(
 )
 def test_values_of_other_types_are_other_values(stored: object, given: object) -> None:
     difference = _first_difference({"space": {"h": stored}}, {"space": {"h": given}})
-    assert difference is not None and difference.startswith(f"space.h is {given!r} now")
+    assert str(difference).startswith(f"space.h is {given!r} now")
     assert _first_difference({"h": stored}, {"h": stored}) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "is_of_place"),
+    [
+        ("/a/project", "/b", True),
+        (["/a/train.csv"], ["/b/train.csv", "/b/more.csv"], True),
+        ("gpt2", "/b/gpt2", False),
+        (["/a/train.csv"], None, False),
+        (1, 2, False),
+    ],
+)
+def test_paths_that_differ_may_have_been_moved(
+    stored: object, given: object, is_of_place: bool
+) -> None:
+    difference = _first_difference({"folder": stored}, {"folder": given})
+    assert difference is not None
+    assert difference.is_of_place is is_of_place
 
 
 def test_the_first_line_of_a_text_that_differs_is_named() -> None:
     stored, given = ({"text": f"a: 1\nb: {value}\nc: 3"} for value in (2, 4))
-    difference = _first_difference(stored, given)
-    assert difference is not None and "line 2 of text" in difference
+    difference = str(_first_difference(stored, given))
+    assert "line 2 of text" in difference
     assert "'b: 4'" in difference and "'b: 2'" in difference and "c: 3" not in difference
     assert "None in" in str(_first_difference({"text": "a"}, {"text": "a\nb"}))

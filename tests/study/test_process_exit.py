@@ -43,9 +43,78 @@ second line
 """
 
 
+TYPER = """Usage: train.py [OPTIONS]
+Try 'train.py --help' for help.
+╭─ Error ──────────────────────────────╮
+│ Invalid value for '--schedule':      │
+│ 'none' is not one of 'cosine'.       │
+╰──────────────────────────────────────╯
+"""
+
+TYRO = """╭─ Unrecognized options ─────────────────╮
+│ Unrecognized options: --foo            │
+│ ────────────────────────────────────── │
+│ For full helptext, run train.py --help │
+╰────────────────────────────────────────╯
+"""
+
+ABSL = """FATAL Flags parsing error: Unknown command line flag 'foo'
+Pass --helpshort or --helpfull to see help on flags.
+"""
+
+HYDRA = """Could not override 'foo'.
+To append to your config use +foo=1
+Key 'foo' is not in struct
+    full_key: foo
+    object_type=dict
+
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+"""
+
+MAKE = """train.py: error: unrecognized arguments: --foo
+make[1]: *** [Makefile:6: train] Error 2
+make[1]: Leaving directory '/tmp'
+make: *** [Makefile:2: all] Error 2
+"""
+
+TORCHRUN = """usage: train.py [-h] [--lr LR]
+train.py: error: unrecognized arguments: --foo
+E1201 04:00:00.000000 12 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 2)
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+"""
+
+KILLED = """step 20 loss 3.2
+Traceback (most recent call last):
+  File "/usr/bin/accelerate", line 8, in <module>
+subprocess.CalledProcessError: Command died with <Signals.SIGKILL: 9>.
+"""
+
+RUST = """thread 'main' panicked at src/main.rs:3:5:
+no data
+note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
+"""
+
+
 @pytest.mark.parametrize(
     ("said", "error"),
     [
+        (TYPER, "Invalid value for '--schedule': 'none' is not one of 'cosine'."),
+        (TYRO, "Unrecognized options: --foo"),
+        (ABSL, "FATAL Flags parsing error: Unknown command line flag 'foo'"),
+        (HYDRA, "Key 'foo' is not in struct"),
+        (MAKE, "train.py: error: unrecognized arguments: --foo"),
+        ("make: *** [Makefile:6: train] Error 2\n", "make: *** [Makefile:6: train] Error 2"),
+        (
+            "make: *** No rule to make target 'x'. Stop.",
+            "make: *** No rule to make target 'x'. Stop.",
+        ),
+        (TORCHRUN, "train.py: error: unrecognized arguments: --foo"),
+        (KILLED, "subprocess.CalledProcessError: Command died with <Signals.SIGKILL: 9>."),
+        (RUST, "no data"),
         (RANKS, "ValueError: a batch of 3"),
         (ACCELERATE, "KeyError: 'labels'"),
         (CHAINED, "my.package.OwnError: first line"),

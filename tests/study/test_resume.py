@@ -25,7 +25,7 @@ from carbonopt.cli.display import not_ended
 from carbonopt.core.errors import BEFORE_A_TRIAL, BadInput, StudyInterrupted
 from carbonopt.core.trial import StopReason, TrialState
 from carbonopt.spec.study_config import StudyConfig
-from carbonopt.spec.study_data import PlannedStart
+from carbonopt.spec.study_data import PlannedStart, SessionLedger
 from carbonopt.storage.paths import StudyPaths
 from carbonopt.study_file.input_files import check_unchanged, input_files, with_sha256
 from carbonopt.study_file.reader import parse_study
@@ -411,6 +411,25 @@ def test_an_answer_says_what_its_study_has_still_to_do() -> None:
     assert left(0, 1, 2, 3, 4, confirm=True, **stopped) == whole, (
         "an interrupted repeat is run again"
     )
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        ({"hours": 8}, "Left: trials, in at most 5 h 00 min of 8 hours."),
+        ({"energy_kwh": 1}, "Left: trials, in at most 0.998 kWh of 1 kWh."),
+        ({"trials": 3, "hours": 8}, "Left: at most 1 of 3 trials, in at most 5 h 00 min of 8"),
+        ({"hours": 2, "energy_kwh": 1}, "Left: nothing, as the budget of 2 hours is used up."),
+        ({"emissions_kg_co2e": 1e-5}, "Left: nothing, as the budget of 1e-05 kg CO2e is used up."),
+        ({"until": "converged"}, "Left: trials until another one does not pay."),
+    ],
+)
+def test_an_answer_says_what_is_left_of_the_budget(budget: dict, says: str) -> None:
+    session = SessionLedger(started_at="2026-01-01T00:00:00Z", duration_s=3 * 3600, gap_kwh=0)
+    data = small_study(trial(0), trial(1), ended=None, sessions=(session,), raw={"budget": budget})
+    said = not_ended(data, recommend(data), running=False)
+    assert says in said
+    assert ("Until then" in said) is ("nothing" not in said)
 
 
 def test_an_answer_says_when_a_waiting_study_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
