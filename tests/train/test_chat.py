@@ -274,6 +274,27 @@ def test_common_forms_of_messages_are_read(given, role, content):
     assert pair.chosen[0] == message
 
 
+def test_parquet_gives_a_call_no_arguments_of_other_tools(tmp_path):
+    """JSON lines keep a null that was written."""
+
+    def calls(**arguments: object) -> list[dict]:
+        call = {"type": "function", "function": {"name": "w", "arguments": arguments}}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+
+    rows = [{"m": calls(city="Rome")}, {"m": calls(expr="1 + 1")}]
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    lines = [*rows, {"m": calls(city=None)}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def given(name: str) -> list[dict]:
+        chats = [chat_messages(row, "m").messages for row in file_rows(tmp_path / name, ("m",))]
+        return [chat[0]["tool_calls"][0]["function"]["arguments"] for chat in chats]
+
+    assert given("rows.parquet") == [{"city": "Rome"}, {"expr": "1 + 1"}]
+    assert given("rows.jsonl") == [{"city": "Rome"}, {"expr": "1 + 1"}, {"city": None}]
+
+
 @pytest.mark.parametrize(
     "given",
     [

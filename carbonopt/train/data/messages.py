@@ -20,7 +20,7 @@ def read_messages(value: Any, rule: str, where: str) -> list[Message]:
 
     A missing value is a chat without messages. Keys without a value are left out: Parquet gives
     each message the keys of all messages, and a template may take a key that is present for one
-    that is meant.
+    that is meant. So it is with the arguments of all tools in each call.
 
     Args:
         rule: what the column must hold, for errors.
@@ -34,7 +34,7 @@ def read_messages(value: Any, rule: str, where: str) -> list[Message]:
         raise BadInput(f"{rule}, but {where} has the {type(value).__name__} {shortened(value)}.")
     messages = []
     for given in value:
-        message = _usual_keys(given) if isinstance(given, dict) else {}
+        message = _usual_keys(_without_filling(given)) if isinstance(given, dict) else {}
         content = _text(message)
         if not isinstance(message.get("role"), str) or content is None:
             raise BadInput(f"{rule}, but {where} has {shortened(given)}.")
@@ -45,6 +45,18 @@ def read_messages(value: Any, rule: str, where: str) -> list[Message]:
             )
         messages.append({**message, "content": content})
     return templates.with_usual_roles(messages)
+
+
+def _without_filling(value: Any) -> Any:
+    """Return a value of Parquet or Arrow without the keys that other rows' values have.
+
+    JSON's objects, which are of another class, keep a key that was written.
+    """
+    if isinstance(value, list):
+        return [_without_filling(part) for part in value]
+    if type(value) is not dict:
+        return value
+    return {key: _without_filling(part) for key, part in value.items() if part is not None}
 
 
 def _usual_keys(given: Mapping[str, Any]) -> Message:
