@@ -261,7 +261,8 @@ def _check_model(empty: Any, space: Space, contents: Contents) -> None:
         ):
             empty(pixel_values=torch.zeros(2, *shape, device="meta"))
     else:
-        check_positions(empty, int(np.diff(contents.train["starts"]).max()))
+        parts = contents.train, contents.evaluation
+        check_positions(empty, max(int(np.diff(part["starts"]).max()) for part in parts))
     linear = [
         name
         for name, part in empty.base_model.named_modules()

@@ -687,6 +687,20 @@ def test_texts_that_can_not_be_classified(rows, changes, said, tmp_path):
     assert said in str(refused.value) and str(refused.value).count("\n") == 0
 
 
+def test_an_evaluation_text_needs_a_position_for_each_token_too(tmp_path):
+    short = [{"text": letter, "label": number % 2} for number, letter in enumerate("abcdefgh")]
+    (tmp_path / "eval.jsonl").write_text(
+        '{"text": "a longer text", "label": 0}\n{"text": "b", "label": 1}\n'
+    )
+    roberta = {**BERT, "model_type": "roberta", "max_position_embeddings": 20}
+    given = {
+        "model": {"from_config": roberta},
+        "eval_files": [str(tmp_path / "eval.jsonl")],
+    }
+    with pytest.raises(BadInput, match="the positions that the model has for tokens"):
+        prepared(of_rows(short, tmp_path, **given), tmp_path / "prepared")
+
+
 def test_an_evaluation_label_that_training_lacks(tmp_path):
     (tmp_path / "eval.jsonl").write_text(
         '{"text": "a", "label": "sun"}\n{"text": "b", "label": "hail"}\n'
