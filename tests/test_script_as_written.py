@@ -2,6 +2,7 @@
 configuration file, and a quality that is read where the script leaves it.
 """
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -674,6 +675,26 @@ def test_what_can_not_work_is_refused(refused: str, tmp_path: Path) -> None:
     changes = dict(changes)
     with pytest.raises(BadInput, match=said):
         checked(tmp_path, f"{changes.pop('before', '')}python train.py {words}", space, **changes)
+
+
+@pytest.mark.parametrize(
+    ("reads", "is_refused"),
+    [
+        ("bool(os.environ['SHUF'])", True),
+        ("bool(os.environ.get('SHUF', ''))", True),
+        ("bool(os.getenv('SHUF'))", True),
+        ("bool(int(os.getenv('SHUF')))", False),
+        ("os.getenv('SHUF') == 'true'", False),
+        ("bool(os.getenv('OTHER'))", False),
+    ],
+)
+def test_a_variable_that_is_read_as_true_whatever_it_says_is_refused(
+    reads: str, is_refused: bool, tmp_path: Path
+) -> None:
+    script = f"import os\nshuffle = {reads}\n{PRINTS}"
+    command = "SHUF={shuffle} python train.py"
+    with pytest.raises(BadInput, match="SHUF") if is_refused else contextlib.nullcontext():
+        checked(tmp_path, command, ON_OFF, script=script)
 
 
 @pytest.mark.parametrize(

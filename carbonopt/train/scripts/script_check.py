@@ -27,6 +27,7 @@ from carbonopt.train.scripts.script_sources import (
     options_of_bool,
     python_paths,
     shell_script,
+    variables_of_bool,
     working_folder,
 )
 from carbonopt.train.scripts.script_values import BATCHES, PLACEHOLDERS, derived, points
@@ -491,6 +492,22 @@ def _check_booleans(task: "Script", space: Space) -> None:
                 choices = f"[{long}, --no-{long[2:]}]"
                 better = f"action=argparse.BooleanOptionalAction and the choices {choices}"
             raise BadInput(f"{alike}. {said}; give it {better}, and put {{{name}}} alone.")
+        for variable in _variables_of(task, name):
+            for file in variables_of_bool(task, variable):
+                raise BadInput(
+                    f"{alike}. {file} reads {variable} by bool(...), for which every text but the"
+                    f" empty one is true, {texts[-1]!r} as well; compare it with a text, or give"
+                    ' the choices ["1", ""].'
+                )
+
+
+def _variables_of(task: "Script", name: str) -> Iterator[str]:
+    """Yield the variables of the environment that the command sets to a dimension alone."""
+    for simple in task.command.simple:
+        for variable, value in simple.assignments:
+            expressions = [each.expression.names for each in task.command.of(value)]
+            if expressions == [(name,)]:
+                yield variable
 
 
 def _option_of(task: "Script", name: str, values: Sequence[Scalar]) -> tuple[str | None, list[str]]:

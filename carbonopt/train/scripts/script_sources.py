@@ -190,6 +190,26 @@ def options_of_bool(task: "Script", option: str) -> Iterator[tuple[str, list[str
                 yield file.name, names
 
 
+def variables_of_bool(task: "Script", variable: str) -> Iterator[str]:
+    """Yield the names of the files that read a variable of the environment by bool(text)."""
+    for file, tree in _sources(task):
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name(id="bool"), args=[read]) if _reads(read, variable):
+                    yield file.name
+
+
+def _reads(node: ast.AST, variable: str) -> bool:
+    """Return whether an expression is os.environ[variable], environ.get or getenv of it."""
+    match node:
+        case ast.Subscript(value=source, slice=ast.Constant(value=name)):
+            return name == variable and ast.unparse(source).endswith("environ")
+        case ast.Call(func=source, args=[ast.Constant(value=name), *_]):
+            said = ast.unparse(source)
+            return name == variable and said.endswith(("environ.get", "getenv"))
+    return False
+
+
 def _is_bool(node: ast.AST | None, converts: Mapping[str, ast.stmt]) -> bool:
     """Return whether an expression is bool, or a function of one line that returns bool(text)."""
     match node:
