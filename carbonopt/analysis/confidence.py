@@ -317,11 +317,11 @@ class Evidence:
             emissions_deviation_kg_co2e=self._emissions_deviation_kg_co2e(candidate),
             miss_chance=self._miss_chance(candidate),
             confirmed=self.confirmed(candidate),
-            seeds_alike=self.seeds_alike(candidate),
+            seeds_alike=self._seeds_alike(candidate),
             safer_alternative=self._safer_alternative(candidate),
         )
 
-    def seeds_alike(self, candidate: Configuration) -> bool:
+    def _seeds_alike(self, candidate: Configuration) -> bool:
         """Return whether a configuration's runs are equal and that is not by chance.
 
         Equal shares of few examples may be, and so may the best value there is. Such runs show
@@ -471,7 +471,7 @@ class Evidence:
 
     def _noise(self, candidate: Configuration) -> Pooled | None:
         """Return the spread of a configuration's runs; None: one run, or seeds change nothing."""
-        if self.value_spread is None or candidate.n == 1 or self.seeds_alike(candidate):
+        if self.value_spread is None or candidate.n == 1 or self._seeds_alike(candidate):
             return None
         return self.value_spread.or_own_if_larger(candidate.scaled_values)
 

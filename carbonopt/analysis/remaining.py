@@ -1,4 +1,4 @@
-"""What a study's budget leaves, and the remaining time, estimated from its trials so far."""
+"""The limits of a study's budget, and its remaining time, estimated from its trials so far."""
 
 from collections.abc import Iterable
 from datetime import timedelta

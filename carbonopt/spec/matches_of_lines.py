@@ -60,9 +60,9 @@ _NO_VALUE = re.compile(
 _IN_ITS_PLACE = "9.87654321"
 # What a terminal shows as colours, movements and titles.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+_NAMES_ESCAPES = re.compile(r"\x1b|\\x1b|\\u001b|\\0?33", re.IGNORECASE)
 # NaN and infinity as C writes them on Windows.
 _OF_WINDOWS = re.compile(r"\b1\.#(?:INF|IND|[QS]NAN)\d*", re.IGNORECASE)
-_NAMES_ESCAPES = re.compile(r"\x1b|\\x1b|\\u001b|\\0?33", re.IGNORECASE)
 
 # Digits that a pattern itself names, outside of groups and sets, such as those of an epoch.
 _OWN_DIGITS = re.compile(r"(?<![A-Za-z_])\d")
@@ -156,9 +156,10 @@ def find(pattern: str, path: Path, begin: int = 0) -> list[Matches]:
                 # A pattern of a number alone would match a ruler or a title, too.
                 if any(re.search(r"\w", _beside(match, group)) for match in places):
                     lacking = word[0]
-            begin_of_form = form.partition("#")[0].partition(" ")[0]
-            if not matches and form and line.startswith(begin_of_form) and _form(line) == form:
-                unmatched = line[:LONGEST_LINE].strip()
+            if not matches and form:
+                first_word = form.partition("#")[0].partition(" ")[0]  # most lines differ there
+                if line.startswith(first_word) and _form(line) == form:
+                    unmatched = line[:LONGEST_LINE].strip()
             _add(found, line, matches, overwrites=overwrites)
             if len(found) > 2 * MOST_POINTS:
                 found = found[:-1:2] + found[-1:]

@@ -18,8 +18,9 @@ def command_outputs() -> dict[tuple[int, int], str]:
     for process in _processes_of_command():
         folder = Path(f"/proc/{process}")
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            own = process == os.getpid()
-            for descriptor in _OUTPUT_AND_ERRORS if own else os.listdir(folder / "fd"):  # noqa: PTH208
+            is_own = process == os.getpid()
+            descriptors = _OUTPUT_AND_ERRORS if is_own else os.listdir(folder / "fd")  # noqa: PTH208
+            for descriptor in descriptors:
                 with contextlib.suppress(OSError):  # it has just been closed
                     noted = dict(
                         line.split(":", 1)

@@ -10,7 +10,6 @@ before its first step. So no second model has to be kept, loaded or partitioned,
 stage, and the same holds with adapters and for random weights.
 """
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
 from carbonopt.core.dimensions import LARGEST_INT
@@ -23,7 +22,7 @@ from carbonopt.train.tasks.trainer_task import Part
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase, TrainingArguments
+    from transformers import PreTrainedConfig, TrainingArguments
 
     from carbonopt.train.data.pair_rows import PreferenceExamples
     from carbonopt.train.token_loss import TokenLoss
@@ -49,16 +48,6 @@ class DPO(PairTask):
     _beta, _label_smoothing = DEFAULT_BETA, 0.0
     # The reference model's log ratio of each pair; None: the model isn't being trained.
     _reference: "torch.Tensor | None" = None
-
-    def set_padding(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        config: "PreTrainedConfig",
-        used: Collection[int] = (),
-    ) -> int:
-        """Return any known id, since the attention mask marks the padding."""
-        known = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-        return next((int(token) for token in known if token is not None), 0)
 
     def examples(self, folder: PreparedFolder, part: Part) -> "PreferenceExamples":
         from carbonopt.train.data.pair_rows import PairExamples, PreferenceExamples

@@ -52,7 +52,6 @@ class PairTask(ExampleTask):
     def complete(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Give the tokenizer the tokens that the task needs before it reads the texts."""
 
-    @abstractmethod
     def set_padding(
         self,
         tokenizer: "PreTrainedTokenizerBase",
@@ -66,6 +65,9 @@ class PairTask(ExampleTask):
             config: The model's configuration.
             used: The ids in the rows.
         """
+        # Any known id will do where the attention mask marks the padding.
+        known = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+        return next((int(token) for token in known if token is not None), 0)
 
     @abstractmethod
     def margins(self, model: Any, batch: dict[str, "torch.Tensor"]) -> "torch.Tensor":
